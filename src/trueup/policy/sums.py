@@ -1,0 +1,397 @@
+"""``MismatchSums``: everything that the mismatch report needs, as sums that merge.
+
+A trace of any size is a map-reduce: ``scan_trace`` turns blocks of sequences into ``MismatchSums``, ``merge`` adds
+them up. The result does not depend on block size, on row order or on the order of merging (to rounding), and its
+size does not depend on the number of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trueup.errors import InputError
+from trueup.evidence.trace import TokenTrace
+from trueup.policy import kernel, side_scans
+from trueup.policy.kernel import Seen, Sum, Tally
+from trueup.policy.rollout_correction import RolloutCorrection, sequence_statistics
+from trueup.policy.side_scans import CurrentSum
+from trueup.stats.clusters import ClusterSums, dense_rows, mix
+from trueup.stats.logbins import LogBins
+
+Array = npt.NDArray[np.float64]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: Tokens a block: large enough to hide the cost of a call, small enough that a block's tables stay in cache.
+BLOCK_TOKENS = 1 << 18
+#: Clusters kept apart for the gaps' intervals, and for the curves' (which need a table of bins each).
+MAX_CLUSTERS, MAX_CURVE_CLUSTERS = 1 << 14, 256
+#: Sequences kept whole for the report's reader.
+WORST = 12
+#: Token ids at or above this are counted but not told apart.
+MAX_VOCABULARY = 1 << 20
+
+SEQUENCE_BINS = LogBins(lowest=-24, highest=20, split=3)
+
+#: Per-sequence columns derived from the kernel's sums; a mean over sequences divides by "seqs" or by "batch".
+SEQUENCE_COLUMNS = (
+    "seqs",  # sequences with a token that counts
+    "batch",  # all sequences: frameworks that average over the batch let an empty one count as zero
+    "seq_log_ppl_train",  # −mean log π
+    "seq_ppl_train",
+    "seq_log_ppl_rollout",
+    "seq_ppl_rollout",
+    "seq_diff",  # mean log μ − mean log π
+    "seq_diff_abs",
+    "seq_ppl_ratio",  # e^diff
+    "seq_ratio",  # e^Σℓ, Σℓ clamped to ±20
+    "seq_ratio_sq",
+    "seq_geometric_sq",  # e^(2 · mean ℓ)
+    "seq_abs",  # mean |ℓ|
+    "seq_deviation",  # mean |e^ℓ − 1|
+    "seq_rho",  # mean e^ℓ
+    "seq_outside",  # share of ratios above the upper threshold
+    "seq_mult_error",  # mean e^|ℓ|
+    "seq_catastrophic",  # has a token with e^ℓ < 1e-4
+    "seq_ratio_above_3",
+    "seq_ratio_kept_3",  # e^Σℓ where it is at most 3, else 0 (not clamped)
+)
+SEQUENCE_EXTREMES = ("seq_diff", "seq_mult_error", "seq_ratio_kept_3")
+TOKEN_COLUMNS = tuple(column.name.lower() for column in Sum)
+CURRENT_COLUMNS = tuple(f"current_{column.name.lower()}" for column in CurrentSum)
+
+
+def table_columns(correction: RolloutCorrection) -> tuple[str, ...]:
+    """Names of the columns of ``MismatchSums.table``."""
+    return TOKEN_COLUMNS + SEQUENCE_COLUMNS + CURRENT_COLUMNS + correction.columns
+
+
+def extreme_names(correction: RolloutCorrection) -> tuple[str, ...]:
+    """Names of ``MismatchSums.maxima`` and ``minima``."""
+    return ("ell", "dp", "rank", "ell_abs", *SEQUENCE_EXTREMES, *correction.extremes)
+
+
+@dataclass(frozen=True, slots=True)
+class WorstSequence:
+    """A sequence kept whole, with how much it adds to the sum of k3."""
+
+    k3: float
+    key: int
+    trace: TokenTrace
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchSums:
+    """Mergeable statistics of a trace; see ``scan_trace``.
+
+    ``table`` and ``curves`` are sums by cluster (prompt group); ``maxima``/``minima`` by ``extreme_names``;
+    ``histogram``, ``by_id``, ``counts``, ``tallies`` as in ``trueup.policy.kernel``; ``lags[7, 6]`` as in
+    ``lag_scan``; ``sequence_histogram[., 2]`` holds n and Σ of the sequences' Σ|ℓ|.
+    """
+
+    correction: RolloutCorrection
+    columns: frozenset[str]
+    table: ClusterSums
+    curves: ClusterSums
+    maxima: Array
+    minima: Array
+    counts: npt.NDArray[np.int64]
+    tallies: npt.NDArray[np.int64]
+    histogram: Array
+    sequence_histogram: Array
+    by_id: Array
+    lags: Array
+    worst: tuple[WorstSequence, ...]
+
+    def merge(self, other: MismatchSums) -> MismatchSums:
+        """The statistics of both together: associative, and symmetric to rounding.
+
+        Raises ``InputError`` when the two were made with different corrections or observed different columns.
+        """
+        if self.correction != other.correction:
+            raise InputError("the two parts were measured with different rollout-correction options")
+        if self.columns != other.columns:
+            odd = ", ".join(sorted(self.columns ^ other.columns))
+            raise InputError(f"the two parts do not have the same columns: {odd} is in one of them only")
+        return MismatchSums(
+            correction=self.correction,
+            columns=self.columns,
+            table=self.table.merge(other.table),
+            curves=self.curves.merge(other.curves),
+            maxima=np.maximum(self.maxima, other.maxima),
+            minima=np.minimum(self.minima, other.minima),
+            counts=self.counts + other.counts,
+            tallies=self.tallies + other.tallies,
+            histogram=self.histogram + other.histogram,
+            sequence_histogram=self.sequence_histogram + other.sequence_histogram,
+            by_id=_add_padded(self.by_id, other.by_id),
+            lags=self.lags + other.lags,
+            worst=_worst([*self.worst, *other.worst]),
+        )
+
+    def worst_trace(self) -> TokenTrace | None:
+        """The sequences that carry most of k3, worst first; ``None`` without any that differ."""
+        return TokenTrace.concatenate([kept.trace for kept in self.worst]) if self.worst else None
+
+
+def scan_trace(
+    trace: TokenTrace,
+    *,
+    correction: RolloutCorrection | None = None,
+    threads: int | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+) -> MismatchSums:
+    """Measure a trace in one pass, block by block on ``threads`` threads (default: one a core).
+
+    Blocks are merged in order, so the result is the same for any number of threads. Raises ``InputError`` for a
+    log-probability above zero by more than rounding, with its row, and for an empty trace.
+    """
+    correction = correction or RolloutCorrection()
+    if len(trace) == 0:
+        raise InputError("has no sequences", file=trace.source or None)
+    keys = cluster_keys(trace)
+    vocabulary = min(int(trace.token_ids.max(initial=0)) + 1, MAX_VOCABULARY)
+    blocks = _block_bounds(trace.offsets, block_tokens)
+
+    def scan(bounds: tuple[int, int]) -> MismatchSums:
+        block = trace.block(*bounds)
+        return _scan_block(block, keys[bounds[0] : bounds[1]], correction, vocabulary)
+
+    total: MismatchSums | None = None
+    for part in _ordered_map(scan, blocks, threads or os.cpu_count() or 1):
+        total = part if total is None else total.merge(part)
+    assert total is not None
+    return total
+
+
+def cluster_keys(trace: TokenTrace) -> npt.NDArray[np.int64]:
+    """The key of each sequence's cluster: its prompt group, else its own place in its own file."""
+    if trace.group is not None:
+        return trace.group
+    seed = int.from_bytes(hashlib.blake2b(trace.source.encode(), digest_size=8).digest(), "little", signed=True)
+    rows = np.arange(trace.first_row, trace.first_row + len(trace), dtype=np.int64)
+    return mix(rows ^ np.int64(seed)).view(np.int64)
+
+
+def _scan_block(
+    block: TokenTrace, keys: npt.NDArray[np.int64], correction: RolloutCorrection, vocabulary: int
+) -> MismatchSums:
+    sequences = len(block)
+    curve_keys, curve_row, curves_pooled = dense_rows(keys, capacity=MAX_CURVE_CLUSTERS)
+    sums = np.zeros((sequences, len(Sum)))
+    extremes = np.zeros((sequences, len(kernel.Extreme)))
+    counts = np.zeros((2, len(Seen)), dtype=np.int64)
+    tallies = np.zeros(len(Tally), dtype=np.int64)
+    tallies[Tally.BAD_TOKEN] = -1
+    curves = np.zeros((len(curve_keys), kernel.BINS, 4))
+    histogram = np.zeros((2, kernel.RATIO_BINS.count, 2))
+    by_id = np.zeros((vocabulary, 2))
+    rollout, train = _contiguous(block.rollout_logprobs), _contiguous(block.train_logprobs)
+    no_ints, no_floats = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+    versions = block.versions if block.versions is not None else no_ints
+    prompts = block.prompt_ids
+    kernel.scan(
+        block.offsets,
+        rollout,
+        rollout.view(np.int32),
+        train,
+        train.view(np.int32),
+        block.mask,
+        block.token_ids,
+        block.positions if block.positions is not None else no_ints,
+        block.segments if block.segments is not None else no_ints,
+        block.entropies if block.entropies is not None else no_floats,
+        versions,
+        _train_versions(block),
+        block.train_ranks if block.train_ranks is not None else no_ints,
+        prompts.values if prompts is not None else no_ints,
+        prompts.offsets if prompts is not None else np.zeros(0, dtype=np.int64),
+        curve_row,
+        correction.is_upper,
+        correction.low,
+        correction.is_lower is not None,
+        sums,
+        extremes,
+        counts,
+        tallies,
+        curves,
+        histogram,
+        by_id,
+        np.zeros(vocabulary, dtype=np.int32),
+    )
+    _refuse_impossible(block, tallies)
+    lags = np.zeros((len(side_scans.LAGS), 6))
+    side_scans.lag_scan(block.offsets, rollout, train, block.mask, lags)
+    current = np.zeros((sequences, len(CurrentSum)))
+    if block.current_logprobs is not None:
+        side_scans.scan_current(block.offsets, rollout, train, block.current_logprobs, block.mask, current)
+    corrected = sequence_statistics(
+        correction, sums, extremes, offsets=block.offsets, rollout=rollout, train=train, mask=block.mask
+    )
+    derived, derived_maxima, derived_minima = _derive(sums)
+    rows = np.concatenate([sums, derived, current, corrected.columns], axis=1)
+    total_abs = sums[:, Sum.ELL_ABS]
+    sequence_histogram = np.zeros((SEQUENCE_BINS.count, 2))
+    np.add.at(
+        sequence_histogram, SEQUENCE_BINS.index(total_abs), np.stack([np.ones_like(total_abs), total_abs], axis=1)
+    )
+    ell_max, ell_min = extremes[:, kernel.Extreme.ELL_MAX], extremes[:, kernel.Extreme.ELL_MIN]
+    dp_max, rank_max = extremes[:, kernel.Extreme.DP_MAX], extremes[:, kernel.Extreme.RANK_MAX]
+    ell_abs = np.maximum(np.abs(ell_max), np.abs(ell_min))
+    # A sequence without a token that counts has no extremes: its −inf/inf must not become a |ℓ| of inf.
+    ell_abs[sums[:, Sum.N] == 0] = -np.inf
+    maxima = np.stack([ell_max, dp_max, rank_max, ell_abs], axis=1).max(axis=0)
+    minima = np.stack([ell_min, dp_max, rank_max, extremes[:, kernel.Extreme.ABS_MIN]], axis=1).min(axis=0)
+    return MismatchSums(
+        correction=correction,
+        columns=frozenset(block.column_names),
+        table=ClusterSums.from_rows(keys, rows, capacity=MAX_CLUSTERS),
+        curves=ClusterSums(curve_keys, curves, MAX_CURVE_CLUSTERS, curves_pooled),
+        maxima=np.concatenate([maxima, derived_maxima, corrected.maxima.max(axis=0)]),
+        minima=np.concatenate([minima, derived_minima, corrected.minima.min(axis=0)]),
+        counts=counts,
+        tallies=tallies,
+        histogram=histogram,
+        sequence_histogram=sequence_histogram,
+        by_id=by_id,
+        lags=lags,
+        worst=_worst_of_block(block, sums, keys),
+    )
+
+
+def _derive(sums: Array) -> tuple[Array, Array, Array]:
+    """``SEQUENCE_COLUMNS`` of each sequence, and maxima and minima of ``SEQUENCE_EXTREMES`` over sequences."""
+    n = sums[:, Sum.N]
+    valid = n > 0
+    tokens = np.where(valid, n, 1.0)
+    log_train, log_rollout = sums[:, Sum.TRAIN] / tokens, sums[:, Sum.ROLLOUT] / tokens
+    diff = log_rollout - log_train
+    total = sums[:, Sum.ELL]
+    bound = kernel.SAFETY_BOUND
+    ratio = np.exp(np.clip(total, -bound, bound))
+    raw_ratio = np.exp(np.minimum(total, 700.0))
+    kept = np.where(raw_ratio <= 3.0, raw_ratio, 0.0)
+    mult_error = sums[:, Sum.MULT_ERROR] / tokens
+    columns = np.stack(
+        [
+            valid.astype(np.float64),
+            np.ones_like(n),
+            -log_train,
+            np.exp(-log_train),
+            -log_rollout,
+            np.exp(-log_rollout),
+            diff,
+            np.abs(diff),
+            np.exp(diff),
+            ratio,
+            ratio**2,
+            np.exp(2.0 * np.clip(-diff, -bound, bound)),
+            sums[:, Sum.ELL_ABS] / tokens,
+            sums[:, Sum.RHO_DEVIATION] / tokens,
+            sums[:, Sum.RHO] / tokens,
+            sums[:, Sum.WEIGHT_HIGH] / tokens,
+            mult_error,
+            (sums[:, Sum.CATASTROPHIC] > 0).astype(np.float64),
+            (raw_ratio > 3.0).astype(np.float64),
+            kept,
+        ],
+        axis=1,
+    )
+    # The ratios of an empty sequence are 1 by convention (Σ over nothing), and verl takes its extremes over all.
+    highest = [diff.max(), np.where(valid, mult_error, -np.inf).max(), kept.max()]
+    lowest = [diff.min(), np.where(valid, mult_error, np.inf).min(), kept.min()]
+    return columns, np.array(highest), np.array(lowest)
+
+
+def _refuse_impossible(block: TokenTrace, tallies: npt.NDArray[np.int64]) -> None:
+    """Raise for the first log-probability that cannot be one."""
+    token = int(tallies[Tally.BAD_TOKEN])
+    if token < 0:
+        return
+    side, values = (
+        ("rollout_logprobs", block.rollout_logprobs)
+        if tallies[Tally.BAD_SIDE] == 0
+        else ("train_logprobs", block.train_logprobs)
+    )
+    sequence = int(np.searchsorted(block.offsets, token, side="right")) - 1
+    position = token - int(block.offsets[sequence])
+    raise InputError(
+        f"{values[token]:.6g} at token {position} is no log-probability: it is above zero by more than rounding",
+        file=block.source or None,
+        row=block.first_row + sequence,
+        field=side,
+    )
+
+
+def _train_versions(block: TokenTrace) -> npt.NDArray[np.int32]:
+    """The version of the weights that scored each sequence; where unrecorded, the newest that sampled it."""
+    if block.train_version is not None:
+        return block.train_version
+    newest = np.zeros(len(block), dtype=np.int32)
+    if block.versions is not None and block.num_tokens:
+        filled = block.lengths > 0
+        newest[filled] = np.maximum.reduceat(block.versions, block.offsets[:-1][filled])
+    return newest
+
+
+def _worst_of_block(block: TokenTrace, sums: Array, keys: npt.NDArray[np.int64]) -> tuple[WorstSequence, ...]:
+    k3 = sums[:, Sum.K3] + sums[:, Sum.K3_OVER]
+    order = np.argsort(-k3, kind="stable")[:WORST]
+    return tuple(
+        WorstSequence(float(k3[row]), int(keys[row]), block.take([int(row)])) for row in order if k3[row] > 0.0
+    )
+
+
+def _worst(candidates: Iterable[WorstSequence]) -> tuple[WorstSequence, ...]:
+    # Ties are broken by what the sequence is, never by when it came, so that merging stays symmetric.
+    def rank(kept: WorstSequence) -> tuple[float, int, str, bytes]:
+        trace = kept.trace
+        return -kept.k3, kept.key, str(trace.sequence_id[0]), trace.rollout_logprobs.tobytes()
+
+    return tuple(sorted(candidates, key=rank)[:WORST])
+
+
+def _block_bounds(offsets: npt.NDArray[np.int64], block_tokens: int) -> list[tuple[int, int]]:
+    """Runs of whole sequences of about ``block_tokens`` tokens."""
+    sequences = len(offsets) - 1
+    bounds, start = [], 0
+    while start < sequences:
+        stop = int(np.searchsorted(offsets, offsets[start] + block_tokens, side="right")) - 1
+        stop = min(max(stop, start + 1), sequences)
+        bounds.append((start, stop))
+        start = stop
+    return bounds
+
+
+def _ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Results in order, from ``threads`` threads, with no more than two items a thread in flight."""
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _add_padded(left: Array, right: Array) -> Array:
+    if len(left) < len(right):
+        left, right = right, left
+    total = left.copy()
+    total[: len(right)] += right
+    return total
+
+
+def _contiguous(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The values themselves unless they are strided: their bits are looked at through a view."""
+    return np.ascontiguousarray(values)
