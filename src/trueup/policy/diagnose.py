@@ -161,8 +161,8 @@ def _record_findings(sums: MismatchSums, counts: dict[str, int]) -> list[_Findin
     placeholders = counts["rollout_placeholder_zero"]
     share = placeholders / max(counted, 1)
     statement = (
-        f"{placeholders:,} tokens ({share:.2%}) were recorded with log-probability exactly 0.0 where the trainer is "
-        "far from certain: a placeholder looks like this."
+        f"{placeholders:,} tokens ({share:.2%}) were recorded with log-probability exactly 0.0 where the trainer "
+        "is far from certain: a placeholder looks like this."
         if placeholders
         else "No token was recorded as certain (log-probability exactly 0.0) that the trainer finds uncertain."
     )

@@ -10,6 +10,11 @@ Nothing here allocates per token. ``scan`` fills, for one block of sequences:
 * ``by_id[V, 2]``: n and Σ|ℓ| by token id.
 
 ℓ = train − rollout throughout, in nats, computed in float64 from the recorded float32 values.
+
+A sequence is taken in tiles of a few hundred tokens. ``_gather`` picks the tokens that count into small arrays
+that stay in cache; on those the arithmetic (``_exponentials``, ``_reduce_*``) is plain loops that the compiler
+turns into vector instructions, which is where the speed comes from; ``_correct_rare`` puts right the few tokens
+that the branch-free arithmetic clamps; ``_scatter`` fills tables, one token at a time.
 """
 
 from __future__ import annotations
@@ -140,311 +145,304 @@ class Tally(IntEnum):
 
 _MISSING_BITS = np.int32(0x7FC00001)
 _LN2 = math.log(2.0)
+_TILE = 512
+#: Below this |ℓ| the series of log cosh is exact to rounding; above it a logarithm is taken.
+_SERIES_BELOW = 0.125
+#: Exponents below this give a probability that no sum notices; it keeps the vector exponential in range.
+_LOWEST_EXPONENT = -700.0
+
+# exp(x) = 2^n · exp(f) with n = round(x / ln 2) and |f| <= ln 2 / 2; ln 2 in two parts keeps f exact.
+_INVERSE_LN2 = 1.0 / _LN2
+_LN2_HIGH = 6.93147180369123816490e-01
+_LN2_LOW = 1.90821492927058770002e-10
+#: Adding this pushes a float64's fraction bits out, which rounds to an integer that then stands in the low bits.
+_ROUND = 6755399441055744.0
+
+_REDUCE = {"reassoc", "contract", "nsz", "nnan"}
 
 
 @njit(inline="always")
-def _look(value, bits, seen):
-    """Count what one recorded value is; returns (usable, possible, value)."""
-    if (bits & np.int32(0x7F800000)) == np.int32(0x7F800000):
-        if bits == _MISSING_BITS:
-            seen[Seen.MISSING] += 1
-        elif value != value:
-            seen[Seen.NAN] += 1
-        elif value < 0.0:
-            seen[Seen.MINUS_INFINITY] += 1
-        else:
-            return False, False, value
-        return False, True, value
-    if value > 0.0:
-        if value > ROUNDING:
-            return False, False, value
-        seen[Seen.CLAMPED_ABOVE_ZERO] += 1
-        value = 0.0
-    elif value == 0.0:
-        seen[Seen.EXACT_ZERO] += 1
-    elif value == -9999.0:
-        seen[Seen.SENTINEL_9999] += 1
-        return False, True, value
-    elif value < -100.0:
-        seen[Seen.BELOW_MINUS_100] += 1
-    # bfloat16 keeps 7 mantissa bits, float16 keeps 10: a value on the grid has zeros below them.
-    if (bits & np.int32(0xFFFF)) == 0:
-        seen[Seen.ON_BF16_GRID] += 1
-    if (bits & np.int32(0x1FFF)) == 0:
-        seen[Seen.ON_FP16_GRID] += 1
-    return True, True, value
+def _expm1(x):
+    """e^x − 1 for |x| <= 700, to about an ulp, without a branch or a call, so that loops over it vectorise."""
+    shifted = x * _INVERSE_LN2 + _ROUND
+    n = shifted - _ROUND
+    f = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    # Taylor series of (e^f − 1 − f) / f² up to f^13: the remainder is below 1e-17 on |f| <= 0.347.
+    series = 1.0 / 6227020800.0
+    series = series * f + 1.0 / 479001600.0
+    series = series * f + 1.0 / 39916800.0
+    series = series * f + 1.0 / 3628800.0
+    series = series * f + 1.0 / 362880.0
+    series = series * f + 1.0 / 40320.0
+    series = series * f + 1.0 / 5040.0
+    series = series * f + 1.0 / 720.0
+    series = series * f + 1.0 / 120.0
+    series = series * f + 1.0 / 24.0
+    series = series * f + 1.0 / 6.0
+    series = series * f + 0.5
+    bits = (np.float64(shifted).view(np.int64) + np.int64(1023)) << np.int64(52)
+    power = np.int64(bits).view(np.float64)
+    return power * (f + f * f * series) + (power - 1.0)
+
+
+# No reassociation here: it would fold the rounding trick away.
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def _exponentials(m, r, t, ell, e, p):
+    """ℓ, e^ℓ − 1 (ℓ clamped to ±20) and μ of the gathered tokens."""
+    for k in range(m):
+        ell[k] = t[k] - r[k]
+        e[k] = _expm1(min(max(ell[k], -SAFETY_BOUND), SAFETY_BOUND))
+        p[k] = 1.0 + _expm1(max(r[k], _LOWEST_EXPONENT))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
+def _reduce_logs(m, r, t, ell, repeated, out, ext, repetition):
+    """Sums of log-probabilities and powers of ℓ; all are exact for any ℓ."""
+    sum_train = sum_rollout = rollout_sq = 0.0
+    ell_sum = ell_abs = ell_sq = ell_cube = ell_fourth = ell_rollout = 0.0
+    positive = zero = extreme = 0.0
+    again_n = again = again_sq = again_abs = 0.0
+    ell_max, ell_min, abs_min = -np.inf, np.inf, np.inf
+    for k in range(m):
+        x, y = ell[k], r[k]
+        size = abs(x)
+        square = x * x
+        sum_train += t[k]
+        sum_rollout += y
+        rollout_sq += y * y
+        ell_sum += x
+        ell_abs += size
+        ell_sq += square
+        ell_cube += square * x
+        ell_fourth += square * square
+        ell_rollout += x * y
+        positive += 1.0 if x > 0.0 else 0.0
+        zero += 1.0 if x == 0.0 else 0.0
+        extreme += 1.0 if size > _LN2 else 0.0
+        ell_max = max(ell_max, x)
+        ell_min = min(ell_min, x)
+        abs_min = min(abs_min, size)
+        flag = repeated[k]
+        again_n += flag
+        again += flag * x
+        again_sq += flag * square
+        again_abs += flag * size
+    out[Sum.N] += m
+    out[Sum.TRAIN] += sum_train
+    out[Sum.ROLLOUT] += sum_rollout
+    out[Sum.ROLLOUT_SQ] += rollout_sq
+    out[Sum.ELL] += ell_sum
+    out[Sum.ELL_ABS] += ell_abs
+    out[Sum.ELL_SQ] += ell_sq
+    out[Sum.ELL_CUBE] += ell_cube
+    out[Sum.ELL_FOURTH] += ell_fourth
+    out[Sum.ELL_ROLLOUT] += ell_rollout
+    out[Sum.POSITIVE] += positive
+    out[Sum.ZERO] += zero
+    out[Sum.EXTREME] += extreme
+    ext[Extreme.ELL_MAX] = max(ext[Extreme.ELL_MAX], ell_max)
+    ext[Extreme.ELL_MIN] = min(ext[Extreme.ELL_MIN], ell_min)
+    ext[Extreme.ABS_MIN] = min(ext[Extreme.ABS_MIN], abs_min)
+    repetition[0, 0] += m - again_n
+    repetition[0, 1] += ell_sum - again
+    repetition[0, 2] += ell_sq - again_sq
+    repetition[0, 3] += ell_abs - again_abs
+    repetition[1, 0] += again_n
+    repetition[1, 1] += again
+    repetition[1, 2] += again_sq
+    repetition[1, 3] += again_abs
+    return max(ell_max, -ell_min)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
+def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
+    """Sums of functions of the ratio, ℓ clamped to ±20."""
+    above_value = 0.0 if zero_outside else upper
+    rho_sum = rho_sq = rho_deviation = rho_train = 0.0
+    k3_sum = k3_over_10 = reverse_k3 = mult_error = js = 0.0
+    weight_sum = weight_sq = weight_high = weight_low = clipped_sum = clipped_sq = catastrophic = 0.0
+    weight_max, weight_min = -np.inf, np.inf
+    for k in range(m):
+        x, excess = min(max(ell[k], -SAFETY_BOUND), SAFETY_BOUND), e[k]
+        rho = 1.0 + excess
+        inverse = 1.0 / rho
+        k3 = excess - x
+        rho_sum += rho
+        rho_sq += rho * rho
+        rho_deviation += abs(excess)
+        rho_train += rho * t[k]
+        k3_sum += k3
+        k3_over_10 += max(k3 - 10.0, 0.0)
+        # −excess/ρ is e^−ℓ − 1 without cancellation.
+        reverse_k3 += x - excess * inverse
+        mult_error += max(rho, inverse)
+        y = 0.25 * min(x * x, _SERIES_BELOW * _SERIES_BELOW)
+        js += y * (0.5 - y * (1.0 / 12.0 - y * (1.0 / 45.0 - y * (17.0 / 2520.0))))
+        clipped = min(max(rho, lower), upper)
+        clipped_sum += clipped
+        clipped_sq += clipped * clipped
+        catastrophic += 1.0 if rho < 1e-4 else 0.0
+        high, low = rho > upper, rho < lower
+        weight_high += 1.0 if high else 0.0
+        weight_low += 1.0 if low else 0.0
+        weight = above_value if high else (0.0 if low and zero_outside else rho)
+        weight_sum += weight
+        weight_sq += weight * weight
+        weight_max = max(weight_max, weight)
+        weight_min = min(weight_min, weight)
+    out[Sum.RHO] += rho_sum
+    out[Sum.RHO_SQ] += rho_sq
+    out[Sum.RHO_DEVIATION] += rho_deviation
+    out[Sum.RHO_TRAIN] += rho_train
+    out[Sum.K3] += k3_sum
+    out[Sum.K3_OVER_10] += k3_over_10
+    out[Sum.REVERSE_K3] += reverse_k3
+    out[Sum.MULT_ERROR] += mult_error
+    out[Sum.JS] += js
+    out[Sum.CLIPPED] += clipped_sum
+    out[Sum.CLIPPED_SQ] += clipped_sq
+    out[Sum.CATASTROPHIC] += catastrophic
+    out[Sum.WEIGHT] += weight_sum
+    out[Sum.WEIGHT_SQ] += weight_sq
+    out[Sum.WEIGHT_HIGH] += weight_high
+    out[Sum.WEIGHT_LOW] += weight_low
+    ext[Extreme.WEIGHT_MAX] = max(ext[Extreme.WEIGHT_MAX], weight_max)
+    ext[Extreme.WEIGHT_MIN] = min(ext[Extreme.WEIGHT_MIN], weight_min)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
+def _reduce_probabilities(m, e, p, out, ext):
+    """Sums of the two sides' probabilities, π = μ · e^ℓ."""
+    dp_abs = dp_sq = p_train_sum = p_rollout_sum = p_train_sq = p_rollout_sq = p_cross = 0.0
+    dp_max = -np.inf
+    for k in range(m):
+        p_rollout = p[k]
+        dp = p_rollout * e[k]
+        p_train = p_rollout + dp
+        dp_abs += abs(dp)
+        dp_sq += dp * dp
+        dp_max = max(dp_max, abs(dp))
+        p_train_sum += p_train
+        p_rollout_sum += p_rollout
+        p_train_sq += p_train * p_train
+        p_rollout_sq += p_rollout * p_rollout
+        p_cross += p_train * p_rollout
+    out[Sum.DP_ABS] += dp_abs
+    out[Sum.DP_SQ] += dp_sq
+    out[Sum.P_TRAIN] += p_train_sum
+    out[Sum.P_ROLLOUT] += p_rollout_sum
+    out[Sum.P_TRAIN_SQ] += p_train_sq
+    out[Sum.P_ROLLOUT_SQ] += p_rollout_sq
+    out[Sum.P_CROSS] += p_cross
+    ext[Extreme.DP_MAX] = max(ext[Extreme.DP_MAX], dp_max)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def scan(
-    offsets,
-    rollout,
-    rollout_bits,
-    train,
-    train_bits,
-    mask,
-    token_ids,
-    positions,
-    segments,
-    entropies,
-    versions,
-    train_version,
-    ranks,
-    prompt_ids,
-    prompt_offsets,
-    curve_row,
-    upper,
-    lower,
-    zero_outside,
-    sums,
-    extremes,
-    counts,
-    tallies,
-    curves,
-    histogram,
-    by_id,
-    last_seen,
-):
-    """Fill the outputs described above for one block; an absent optional column is an array of length 0.
+def _correct_rare(m, t, ell, e, p, out, ext):
+    """Put right what ``_reduce_*`` clamped: the logarithm beyond the series, and everything beyond |ℓ| = 20."""
+    for k in range(m):
+        x = ell[k]
+        size = abs(x)
+        if size < _SERIES_BELOW:
+            continue
+        y = 0.25 * _SERIES_BELOW * _SERIES_BELOW
+        series = y * (0.5 - y * (1.0 / 12.0 - y * (1.0 / 45.0 - y * (17.0 / 2520.0))))
+        out[Sum.JS] += 0.5 * size + math.log1p(math.exp(-size)) - _LN2 - series
+        if size <= SAFETY_BOUND:
+            continue
+        safe = SAFETY_BOUND if x > 0.0 else -SAFETY_BOUND
+        rho = 1.0 + e[k]
+        out[Sum.ELL_OVER] += x - safe
+        out[Sum.ELL_SQ_OVER] += x * x - safe * safe
+        out[Sum.K3_OVER] += (math.exp(x) - 1.0 - x) - (e[k] - safe)
+        out[Sum.REVERSE_K3] += (math.exp(-x) - 1.0 + x) - (safe - e[k] / rho)
+        out[Sum.MULT_ERROR] += math.exp(size) - max(rho, 1.0 / rho)
+        # π was taken as μ · e^±20; it is e^t.
+        wrong, right = p[k] * rho, math.exp(t[k])
+        out[Sum.P_TRAIN] += right - wrong
+        out[Sum.P_TRAIN_SQ] += right * right - wrong * wrong
+        out[Sum.P_CROSS] += (right - wrong) * p[k]
+        out[Sum.DP_ABS] += abs(right - p[k]) - abs(wrong - p[k])
+        out[Sum.DP_SQ] += (right - p[k]) ** 2 - (wrong - p[k]) ** 2
+        ext[Extreme.DP_MAX] = max(ext[Extreme.DP_MAX], abs(right - p[k]))
 
-    ``upper``/``lower`` are the importance-weight thresholds; with ``zero_outside`` weights beyond either are zero
-    (IcePop), otherwise they are truncated at ``upper``. ``last_seen[V]`` is scratch, zeros on entry.
-    """
-    vocabulary = by_id.shape[0]
-    for s in range(offsets.shape[0] - 1):
-        start, stop = offsets[s], offsets[s + 1]
-        row = curves[curve_row[s]]
-        stamp = s + 1
-        if prompt_offsets.shape[0] > 0:
-            for j in range(prompt_offsets[s], prompt_offsets[s + 1]):
-                if 0 <= prompt_ids[j] < vocabulary:
-                    last_seen[prompt_ids[j]] = stamp
 
-        n = 0
-        sum_train = sum_rollout = rollout_sq = 0.0
-        ell_sum = ell_abs = ell_sq = ell_cube = ell_fourth = ell_rollout = 0.0
-        rho_sum = rho_sq = rho_deviation = rho_train = 0.0
-        k3_sum = k3_over = ell_over = ell_sq_over = reverse_k3 = mult_error = js = 0.0
-        dp_abs = dp_sq = p_train_sum = p_rollout_sum = p_train_sq = p_rollout_sq = p_cross = 0.0
-        positive = zero = extreme = 0
-        weight_sum = weight_sq = 0.0
-        weight_high = weight_low = 0
-        clipped_sum = clipped_sq = k3_over_10 = 0.0
-        catastrophic = 0
-        entropy_n = 0
-        entropy_sum = entropy_surprisal = 0.0
-        first_abs = last_abs = 0.0
-        ell_max = weight_max = dp_max = -np.inf
-        ell_min = weight_min = abs_min = np.inf
-        rank_max = -1.0
-        masked = excluded = 0
+@njit(nogil=True, cache=True, error_model="numpy")
+def _look(value, bits, seen):
+    """Count what an unusual recorded value is; returns (usable, possible, value)."""
+    if value == 0.0:
+        seen[Seen.EXACT_ZERO] += 1
+        return True, True, value
+    if -np.inf < value < 0.0:
+        if value == -9999.0:
+            seen[Seen.SENTINEL_9999] += 1
+            return False, True, value
+        seen[Seen.BELOW_MINUS_100] += value < -100.0
+        return True, True, value
+    if 0.0 < value <= ROUNDING:
+        seen[Seen.CLAMPED_ABOVE_ZERO] += 1
+        return True, True, np.float32(0.0)
+    if bits == _MISSING_BITS:
+        seen[Seen.MISSING] += 1
+        return False, True, value
+    if value != value:
+        seen[Seen.NAN] += 1
+        return False, True, value
+    if value < 0.0:
+        seen[Seen.MINUS_INFINITY] += 1
+        return False, True, value
+    return False, False, value
 
-        for i in range(start, stop):
-            token = token_ids[i]
-            known = 0 <= token < vocabulary
-            repeated = known and last_seen[token] == stamp
-            if known:
-                last_seen[token] = stamp
-            if not mask[i]:
-                masked += 1
-                continue
 
-            rollout_usable, rollout_possible, r = _look(rollout[i], rollout_bits[i], counts[0])
-            train_usable, train_possible, t = _look(train[i], train_bits[i], counts[1])
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gather(
+    first, last, rollout, rollout_bits, train, train_bits, mask, token_ids, last_seen, stamp, counts, tallies,
+    r, t, where, repeated,
+):  # fmt: skip
+    """Pick the tokens of ``[first, last)`` that count and can be used; returns how many."""
+    vocabulary = last_seen.shape[0]
+    m = masked = 0
+    for i in range(first, last):
+        token = token_ids[i]
+        again = False
+        if 0 <= token < vocabulary:
+            again = last_seen[token] == stamp
+            last_seen[token] = stamp
+        if not mask[i]:
+            masked += 1
+            continue
+        x, y = rollout[i], train[i]
+        if not (-100.0 <= x < 0.0 and -100.0 <= y < 0.0):
+            rollout_usable, rollout_possible, x = _look(x, rollout_bits[i], counts[0])
+            train_usable, train_possible, y = _look(y, train_bits[i], counts[1])
             if not (rollout_possible and train_possible):
                 if tallies[Tally.BAD_TOKEN] < 0:
                     tallies[Tally.BAD_TOKEN] = i
                     tallies[Tally.BAD_SIDE] = 0 if not rollout_possible else 1
                 continue
             if not (rollout_usable and train_usable):
-                excluded += 1
+                tallies[Tally.EXCLUDED] += 1
                 continue
-            r, t = float(r), float(t)
-            if r == 0.0 and t < PLACEHOLDER_BELOW:
+            if x == 0.0 and y < PLACEHOLDER_BELOW:
                 tallies[Tally.ROLLOUT_PLACEHOLDER] += 1
+        r[m], t[m] = x, y
+        where[m] = i
+        repeated[m] = again
+        m += 1
+    tallies[Tally.MASKED] += masked
+    return m
 
-            ell = t - r
-            size = abs(ell)
-            p_rollout = math.exp(r)
-            if size <= SAFETY_BOUND:
-                e = math.expm1(ell)
-                rho = 1.0 + e
-                k3 = e - ell
-                p_train = p_rollout * rho
-                inverse = 1.0 / rho
-                # −e/ρ = e^−ℓ − 1 without cancellation.
-                reverse = ell - e * inverse
-                safe = ell
-            else:
-                safe = SAFETY_BOUND if ell > 0.0 else -SAFETY_BOUND
-                rho = math.exp(safe)
-                k3 = rho - 1.0 - safe
-                e = rho - 1.0
-                p_train = math.exp(t)
-                inverse = math.exp(-ell)
-                reverse = inverse - 1.0 + ell
-                k3_over += (math.exp(ell) - 1.0 - ell) - k3
-                ell_over += ell - safe
-                ell_sq_over += ell * ell - safe * safe
 
-            if n == 0:
-                first_abs = size
-            last_abs = size
-            n += 1
-            sum_train += t
-            sum_rollout += r
-            rollout_sq += r * r
-            square = ell * ell
-            ell_sum += ell
-            ell_abs += size
-            ell_sq += square
-            ell_cube += square * ell
-            ell_fourth += square * square
-            ell_rollout += ell * r
-            rho_sum += rho
-            rho_sq += rho * rho
-            rho_deviation += abs(e)
-            rho_train += rho * t
-            k3_sum += k3
-            reverse_k3 += reverse
-            mult_error += max(math.exp(ell) if size > SAFETY_BOUND else rho, inverse)
-            # log((1 + ρ)/2) − ℓ/2 = log cosh(ℓ/2); its series avoids a logarithm for nearly every token.
-            if size < 0.125:
-                y = 0.25 * square
-                js += y * (0.5 - y * (1.0 / 12.0 - y * (1.0 / 45.0 - y * (17.0 / 2520.0))))
-            else:
-                js += 0.5 * size + math.log1p(math.exp(-size)) - _LN2
-            dp = p_train - p_rollout
-            dp_size = abs(dp)
-            dp_abs += dp_size
-            dp_sq += dp * dp
-            dp_max = max(dp_max, dp_size)
-            p_train_sum += p_train
-            p_rollout_sum += p_rollout
-            p_train_sq += p_train * p_train
-            p_rollout_sq += p_rollout * p_rollout
-            p_cross += p_train * p_rollout
-            # The sign of ℓ is a coin toss: a branch on it would be mispredicted every other token.
-            positive += ell > 0.0
-            zero += ell == 0.0
-            extreme += size > _LN2
-            ell_max = max(ell_max, ell)
-            ell_min = min(ell_min, ell)
-            abs_min = min(abs_min, size)
-
-            clipped = min(max(rho, lower), upper)
-            clipped_sum += clipped
-            clipped_sq += clipped * clipped
-            if k3 > 10.0:
-                k3_over_10 += k3 - 10.0
-            if rho < 1e-4:
-                catastrophic += 1
-            weight = rho
-            if rho > upper:
-                weight_high += 1
-                weight = 0.0 if zero_outside else upper
-            elif rho < lower:
-                weight_low += 1
-                if zero_outside:
-                    weight = 0.0
-            weight_sum += weight
-            weight_sq += weight * weight
-            weight_max = max(weight_max, weight)
-            weight_min = min(weight_min, weight)
-
-            if ranks.shape[0] > 0:
-                rank_max = max(rank_max, float(ranks[i]))
-
-            # Curves and histogram.
-            bits = np.float32(size).view(np.int32)
-            k = log_bin(bits, _RATIO_SHIFT, _RATIO_BASE, _RATIO_COUNT)
-            side = np.int64(ell >= 0.0)
-            histogram[side, k, 0] += 1.0
-            histogram[side, k, 1] += size
-            if known:
-                by_id[token, 0] += 1.0
-                by_id[token, 1] += size
-
-            position = positions[i] if positions.shape[0] > 0 else i - start
-            k = log_bin(np.float32(max(position, 0)).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
-            _add(row[POSITION_AT + k], ell, square, size)
-            k = log_bin(np.float32(-r).view(np.int32), _SURP_SHIFT, _SURP_BASE, _SURP_COUNT)
-            _add(row[SURPRISAL_AT + k], ell, square, size)
-            _add(row[REPETITION_AT + np.int64(repeated)], ell, square, size)
-            if entropies.shape[0] > 0:
-                entropy = entropies[i]
-                # An entropy is finite and not negative; rounding may take it a hair below zero.
-                if -ROUNDING <= entropy < np.inf:
-                    entropy = max(entropy, np.float32(0.0))
-                    entropy_n += 1
-                    entropy_sum += entropy
-                    entropy_surprisal -= t
-                    k = log_bin(np.float32(entropy).view(np.int32), _SURP_SHIFT, _SURP_BASE, _SURP_COUNT)
-                    _add(row[ENTROPY_AT + k], ell, square, size)
-                else:
-                    tallies[Tally.ENTROPY_UNUSABLE] += 1
-            if segments.shape[0] > 0:
-                k = min(max(segments[i], 0), NUM_SEGMENTS - 1)
-                _add(row[SEGMENT_AT + k], ell, square, size)
-            if versions.shape[0] > 0 and versions[i] >= 0:
-                k = min(max(train_version[s] - versions[i], 0), NUM_LAGS - 1)
-                _add(row[LAG_AT + k], ell, square, size)
-
-        out = sums[s]
-        out[Sum.N] = n
-        out[Sum.TRAIN] = sum_train
-        out[Sum.ROLLOUT] = sum_rollout
-        out[Sum.ROLLOUT_SQ] = rollout_sq
-        out[Sum.ELL] = ell_sum
-        out[Sum.ELL_ABS] = ell_abs
-        out[Sum.ELL_SQ] = ell_sq
-        out[Sum.ELL_CUBE] = ell_cube
-        out[Sum.ELL_FOURTH] = ell_fourth
-        out[Sum.ELL_ROLLOUT] = ell_rollout
-        out[Sum.RHO] = rho_sum
-        out[Sum.RHO_SQ] = rho_sq
-        out[Sum.RHO_DEVIATION] = rho_deviation
-        out[Sum.RHO_TRAIN] = rho_train
-        out[Sum.K3] = k3_sum
-        out[Sum.K3_OVER] = k3_over
-        out[Sum.ELL_OVER] = ell_over
-        out[Sum.ELL_SQ_OVER] = ell_sq_over
-        out[Sum.REVERSE_K3] = reverse_k3
-        out[Sum.MULT_ERROR] = mult_error
-        out[Sum.JS] = js
-        out[Sum.DP_ABS] = dp_abs
-        out[Sum.DP_SQ] = dp_sq
-        out[Sum.P_TRAIN] = p_train_sum
-        out[Sum.P_ROLLOUT] = p_rollout_sum
-        out[Sum.P_TRAIN_SQ] = p_train_sq
-        out[Sum.P_ROLLOUT_SQ] = p_rollout_sq
-        out[Sum.P_CROSS] = p_cross
-        out[Sum.POSITIVE] = positive
-        out[Sum.ZERO] = zero
-        out[Sum.EXTREME] = extreme
-        out[Sum.WEIGHT] = weight_sum
-        out[Sum.WEIGHT_SQ] = weight_sq
-        out[Sum.WEIGHT_HIGH] = weight_high
-        out[Sum.WEIGHT_LOW] = weight_low
-        out[Sum.ENTROPY_N] = entropy_n
-        out[Sum.ENTROPY] = entropy_sum
-        out[Sum.ENTROPY_SURPRISAL] = entropy_surprisal
-        out[Sum.FIRST_ABS] = first_abs
-        out[Sum.LAST_ABS] = last_abs
-        out[Sum.CLIPPED] = clipped_sum
-        out[Sum.CLIPPED_SQ] = clipped_sq
-        out[Sum.K3_OVER_10] = k3_over_10
-        out[Sum.CATASTROPHIC] = catastrophic
-        extremes[s, Extreme.ELL_MAX] = ell_max
-        extremes[s, Extreme.ELL_MIN] = ell_min
-        extremes[s, Extreme.WEIGHT_MAX] = weight_max
-        extremes[s, Extreme.WEIGHT_MIN] = weight_min
-        extremes[s, Extreme.DP_MAX] = dp_max
-        extremes[s, Extreme.RANK_MAX] = rank_max
-        extremes[s, Extreme.ABS_MIN] = abs_min
-        tallies[Tally.TOKENS] += stop - start
-        tallies[Tally.MASKED] += masked
-        tallies[Tally.EXCLUDED] += excluded
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
+def _count_grids(m, values, seen):
+    """Count values on the bfloat16 grid (7 mantissa bits) and the float16 grid (10): zeros stand below them."""
+    on_bf16 = on_fp16 = 0
+    for k in range(m):
+        bits = np.float32(values[k]).view(np.int32)
+        on_bf16 += (bits & np.int32(0xFFFF)) == 0
+        on_fp16 += (bits & np.int32(0x1FFF)) == 0
+    seen[Seen.ON_BF16_GRID] += on_bf16
+    seen[Seen.ON_FP16_GRID] += on_fp16
 
 
 @njit(inline="always")
@@ -453,3 +451,110 @@ def _add(cell, ell, square, size):
     cell[1] += ell
     cell[2] += square
     cell[3] += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scatter(m, start, r, ell, where, token_ids, positions, row, histogram, by_id):
+    """Add the tokens to the tables that every trace fills."""
+    vocabulary = by_id.shape[0]
+    has_positions = positions.shape[0] > 0
+    for k in range(m):
+        i, x = where[k], ell[k]
+        size, square = abs(x), x * x
+        bin_ = log_bin(np.float32(size).view(np.int32), _RATIO_SHIFT, _RATIO_BASE, _RATIO_COUNT)
+        # The sign of ℓ is a coin toss: a branch on it would be mispredicted every other token.
+        side = np.int64(x >= 0.0)
+        histogram[side, bin_, 0] += 1.0
+        histogram[side, bin_, 1] += size
+        token = token_ids[i]
+        if 0 <= token < vocabulary:
+            by_id[token, 0] += 1.0
+            by_id[token, 1] += size
+        position = max(positions[i], 0) if has_positions else i - start
+        bin_ = log_bin(np.float32(position).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
+        _add(row[POSITION_AT + bin_], x, square, size)
+        bin_ = log_bin(np.float32(-r[k]).view(np.int32), _SURP_SHIFT, _SURP_BASE, _SURP_COUNT)
+        _add(row[SURPRISAL_AT + bin_], x, square, size)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scatter_optional(
+    m, t, ell, where, entropies, segments, versions, train_version, ranks, row, out, ext, tallies
+):
+    """Add the tokens to what the optional columns feed."""
+    for k in range(m):
+        i, x = where[k], ell[k]
+        size, square = abs(x), x * x
+        if ranks.shape[0] > 0:
+            ext[Extreme.RANK_MAX] = max(ext[Extreme.RANK_MAX], float(ranks[i]))
+        if entropies.shape[0] > 0:
+            entropy = entropies[i]
+            # An entropy is finite and not negative; rounding may take it a hair below zero.
+            if -ROUNDING <= entropy < np.inf:
+                entropy = max(entropy, np.float32(0.0))
+                out[Sum.ENTROPY_N] += 1.0
+                out[Sum.ENTROPY] += entropy
+                out[Sum.ENTROPY_SURPRISAL] -= t[k]
+                bin_ = log_bin(np.float32(entropy).view(np.int32), _SURP_SHIFT, _SURP_BASE, _SURP_COUNT)
+                _add(row[ENTROPY_AT + bin_], x, square, size)
+            else:
+                tallies[Tally.ENTROPY_UNUSABLE] += 1
+        if segments.shape[0] > 0:
+            _add(row[SEGMENT_AT + min(max(segments[i], 0), NUM_SEGMENTS - 1)], x, square, size)
+        if versions.shape[0] > 0 and versions[i] >= 0:
+            _add(row[LAG_AT + min(max(train_version - versions[i], 0), NUM_LAGS - 1)], x, square, size)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def scan(
+    offsets, rollout, rollout_bits, train, train_bits, mask, token_ids,
+    positions, segments, entropies, versions, train_version, ranks, prompt_ids, prompt_offsets,
+    curve_row, upper, lower, zero_outside,
+    sums, extremes, counts, tallies, curves, histogram, by_id, last_seen,
+):  # fmt: skip
+    """Fill the outputs described above for one block; an absent optional column is an array of length 0.
+
+    ``upper``/``lower`` are the importance-weight thresholds; with ``zero_outside`` weights beyond either are zero
+    (IcePop), otherwise they are truncated at ``upper``. ``last_seen[V]`` is scratch, zeros on entry.
+    """
+    optional = entropies.shape[0] + segments.shape[0] + versions.shape[0] + ranks.shape[0] > 0
+    r, t = np.empty(_TILE), np.empty(_TILE)
+    ell, e, p = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
+    where, repeated = np.empty(_TILE, np.int64), np.empty(_TILE)
+    for s in range(offsets.shape[0] - 1):
+        start, stop = offsets[s], offsets[s + 1]
+        out, ext, row = sums[s], extremes[s], curves[curve_row[s]]
+        ext[Extreme.ELL_MAX] = ext[Extreme.WEIGHT_MAX] = ext[Extreme.DP_MAX] = -np.inf
+        ext[Extreme.ELL_MIN] = ext[Extreme.WEIGHT_MIN] = ext[Extreme.ABS_MIN] = np.inf
+        ext[Extreme.RANK_MAX] = -1.0
+        tallies[Tally.TOKENS] += stop - start
+        stamp = s + 1
+        if prompt_offsets.shape[0] > 0:
+            for j in range(prompt_offsets[s], prompt_offsets[s + 1]):
+                if 0 <= prompt_ids[j] < last_seen.shape[0]:
+                    last_seen[prompt_ids[j]] = stamp
+        train_now = train_version[s] if train_version.shape[0] > 0 else 0
+        for first in range(start, stop, _TILE):
+            m = _gather(
+                first, min(first + _TILE, stop), rollout, rollout_bits, train, train_bits, mask, token_ids,
+                last_seen, stamp, counts, tallies, r, t, where, repeated,
+            )  # fmt: skip
+            if m == 0:
+                continue
+            _count_grids(m, r, counts[0])
+            _count_grids(m, t, counts[1])
+            _exponentials(m, r, t, ell, e, p)
+            if out[Sum.N] == 0.0:
+                out[Sum.FIRST_ABS] = abs(ell[0])
+            out[Sum.LAST_ABS] = abs(ell[m - 1])
+            repetition = row[REPETITION_AT : REPETITION_AT + 2]
+            largest = _reduce_logs(m, r, t, ell, repeated, out, ext, repetition)
+            _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext)
+            _reduce_probabilities(m, e, p, out, ext)
+            if largest >= _SERIES_BELOW:
+                _correct_rare(m, t, ell, e, p, out, ext)
+            _scatter(m, start, r, ell, where, token_ids, positions, row, histogram, by_id)
+            if optional:
+                _scatter_optional(
+                    m, t, ell, where, entropies, segments, versions, train_now, ranks, row, out, ext, tallies
+                )

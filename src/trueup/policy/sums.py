@@ -82,11 +82,18 @@ def extreme_names(correction: RolloutCorrection) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WorstSequence:
-    """A sequence kept whole, with how much it adds to the sum of k3."""
+    """A sequence kept whole (row ``row`` of ``trace``), with how much it adds to the sum of k3."""
 
     k3: float
     key: int
     trace: TokenTrace
+    row: int
+
+    def rank(self) -> tuple[float, int, str, float]:
+        """Sorts the worst first. Ties are broken by what the sequence is, so that merging stays symmetric."""
+        start = int(self.trace.offsets[self.row])
+        first = float(self.trace.rollout_logprobs[start])
+        return -self.k3, self.key, str(self.trace.sequence_id[self.row]), first
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +142,14 @@ class MismatchSums:
             sequence_histogram=self.sequence_histogram + other.sequence_histogram,
             by_id=_add_padded(self.by_id, other.by_id),
             lags=self.lags + other.lags,
-            worst=_worst([*self.worst, *other.worst]),
+            worst=tuple(sorted([*self.worst, *other.worst], key=WorstSequence.rank)[:WORST]),
         )
 
     def worst_trace(self) -> TokenTrace | None:
         """The sequences that carry most of k3, worst first; ``None`` without any that differ."""
-        return TokenTrace.concatenate([kept.trace for kept in self.worst]) if self.worst else None
+        if not self.worst:
+            return None
+        return TokenTrace.concatenate([kept.trace.take([kept.row]) for kept in self.worst])
 
 
 def scan_trace(
@@ -346,18 +355,9 @@ def _train_versions(block: TokenTrace) -> npt.NDArray[np.int32]:
 def _worst_of_block(block: TokenTrace, sums: Array, keys: npt.NDArray[np.int64]) -> tuple[WorstSequence, ...]:
     k3 = sums[:, Sum.K3] + sums[:, Sum.K3_OVER]
     order = np.argsort(-k3, kind="stable")[:WORST]
-    return tuple(
-        WorstSequence(float(k3[row]), int(keys[row]), block.take([int(row)])) for row in order if k3[row] > 0.0
-    )
-
-
-def _worst(candidates: Iterable[WorstSequence]) -> tuple[WorstSequence, ...]:
-    # Ties are broken by what the sequence is, never by when it came, so that merging stays symmetric.
-    def rank(kept: WorstSequence) -> tuple[float, int, str, bytes]:
-        trace = kept.trace
-        return -kept.k3, kept.key, str(trace.sequence_id[0]), trace.rollout_logprobs.tobytes()
-
-    return tuple(sorted(candidates, key=rank)[:WORST])
+    order = order[k3[order] > 0.0]
+    kept = block.take(order)
+    return tuple(WorstSequence(float(k3[row]), int(keys[row]), kept, i) for i, row in enumerate(order))
 
 
 def _block_bounds(offsets: npt.NDArray[np.int64], block_tokens: int) -> list[tuple[int, int]]:
