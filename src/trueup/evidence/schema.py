@@ -20,6 +20,14 @@ Family = Literal["integer", "float", "boolean", "text", "key"]
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What a file's own column looks like: its list depth and what is in the lists; ``None`` is not known."""
+
+    depth: int | None
+    leaf: Literal["number", "boolean", "text", "other"] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """One canonical column: ``depth`` 0 is one value a sequence, 1 a list of them, 2 a list of lists, …
 
@@ -46,13 +54,19 @@ class Column:
             return f"one {noun[self.family]} a sequence"
         return f"a list of {'lists of ' * (self.depth - 1)}{noun[self.family]}s a sequence"
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a file's own column looks like: its list depth and what is in the lists; ``None`` is not known."""
-
-    depth: int | None
-    leaf: Literal["number", "boolean", "text", "other"] | None
+    def accepts(self, shape: Shape) -> bool:
+        """Whether a file's column of this shape can hold what this column wants."""
+        if self.family == "text" and self.depth == 0:
+            # Chat messages are a list of objects; their JSON is kept.
+            return True
+        leaves = {
+            "integer": ("number", None),
+            "float": ("number", None),
+            "boolean": ("number", "boolean", None),
+            "text": ("text", None),
+            "key": ("number", "text", None),
+        }
+        return shape.depth in (self.depth, None) and shape.leaf in leaves[self.family]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +207,12 @@ def match_columns(
             columns[column.name] = _require_numbers(choice, shapes, column=column, file=file)
             continue
         present = [alias for alias in column.aliases if alias in shapes]
-        fitting = [alias for alias in present if _keeps(column, shapes[alias])]
-        notes += [
-            f"the column '{alias}' does not hold {column.wanted}: it is not used"
-            for alias in present
-            if alias not in fitting and not _is_shared(alias)
-        ]
-        if fitting:
-            columns[column.name] = fitting[0]
+        accepted = [alias for alias in present if column.accepts(shapes[alias])]
+        # A column that does not fit is used all the same where leaving it out would change what is measured, or
+        # where only a value is wrong: reading it then says which row is to blame.
+        suspects = [alias for alias in present if _is_needed(column) or shapes[alias].depth == column.depth]
+        if accepted or suspects:
+            columns[column.name] = (accepted or suspects)[0]
         elif column.required:
             raise InputError(
                 f"is missing: {column.side} are looked for as {', '.join(column.aliases)}, "
@@ -208,8 +220,14 @@ def match_columns(
                 file=file,
                 field=column.name,
             )
-        if len(fitting) > 1:
-            notes.append(_several(column, fitting))
+        else:
+            notes += [
+                f"the column '{alias}' does not hold {column.wanted}: it is not used"
+                for alias in present
+                if not _is_shared(alias)
+            ]
+        if len(accepted) > 1:
+            notes.append(_several(column, accepted))
     if columns["train_logprobs"] == columns["rollout_logprobs"]:
         notes.append(f"the trainer's and the sampler's log-probabilities are both '{columns['train_logprobs']}'")
     used = set(columns.values())
@@ -222,11 +240,8 @@ def unseen_aliases(columns: Iterable[str]) -> Mapping[str, str]:
     return {alias: column.name for column in absent for alias in column.aliases}
 
 
-def _keeps(column: Column, shape: Shape) -> bool:
-    """Whether a column of this shape stays a candidate; a wrong one that is needed does, to be an error later."""
-    if column.required or column.name in _NEVER_SKIPPED or shape.depth is None:
-        return True
-    return shape.depth == column.depth or (column.family == "text" and column.depth == 0)
+def _is_needed(column: Column) -> bool:
+    return column.required or column.name in _NEVER_SKIPPED
 
 
 def _is_shared(alias: str) -> bool:

@@ -97,7 +97,7 @@ def _format(path: Path) -> Literal["parquet", "jsonl"]:
             while not text and (more := file.read(1 << 16)):
                 text = more.lstrip()
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(path)) from None
+        raise InputError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
     except ValueError:
         raise InputError("is not a path", file=repr(str(path))) from None
     if not text:

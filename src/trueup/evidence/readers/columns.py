@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.errors import InputError
+from trueup.evidence.readers.groups import groups_of_names, groups_of_prompt_ids, groups_of_prompts
 from trueup.evidence.schema import COLUMNS, Column
 from trueup.evidence.trace import MISSING, SEQUENCE_COLUMNS, TOKEN_COLUMNS, Ragged, TokenTrace
 
@@ -133,9 +132,11 @@ def _routed_experts(chunk: Chunk, lengths: npt.NDArray[np.int64]) -> npt.NDArray
     layers, own_lengths = _unnest(_without_null(name, chunk))
     _check_lengths(name, chunk, own_lengths, lengths)
     row_of_token = _row_of(_offsets(own_lengths))
+    _check_no_null(layers, chunk, row_of_token)
     experts, num_layers = _unnest(layers)
     _check_uniform(num_layers, chunk, row_of_token, "layers")
     token_of_layer = _row_of(_offsets(num_layers))
+    _check_no_null(experts, chunk, lambda item: row_of_token(token_of_layer(item)))
     values, num_experts = _unnest(experts)
     _check_uniform(num_experts, chunk, lambda item: row_of_token(token_of_layer(item)), "experts")
     layer_of = _row_of(_offsets(num_experts))
@@ -172,43 +173,16 @@ def _sequence_ids(chunk: Chunk) -> npt.NDArray[Any]:
 
 
 def _groups(chunk: Chunk, trace: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
-    """int64[S]: the file's groups, else equal for equal prompts, else ``None``; hashes a distinct prompt once."""
+    """int64[S]: the file's groups, else equal for equal prompts, else ``None``."""
     if "group" in chunk.values:
-        values = chunk.values["group"]
-        for row, value in enumerate(values):
+        for row, value in enumerate(chunk.values["group"]):
             _check_key(value, "group", chunk, row)
-        names = {value: value if isinstance(value, int) else _hash(_encode(value)) for value in set(values)}
-        wide = [value if -(2**63) <= value < 2**63 else _hash(str(value).encode()) for value in names.values()]
-        groups = dict(zip(names, wide, strict=True))
-        return np.array([groups[value] for value in values], dtype=np.int64)
+        return groups_of_names(chunk.values["group"])
     if "prompt_ids" in trace:
-        prompts: Ragged = trace["prompt_ids"]
-        ids = prompts.values.astype("<i4", copy=False)
-        return _hash_each([ids[start:stop].tobytes() for start, stop in pairwise(prompts.offsets)])
+        return groups_of_prompt_ids(trace["prompt_ids"])
     if "prompt" in trace:
-        # Nothing says that two unknown prompts are the same one, so each is a group of its own.
-        return _hash_each(
-            [
-                b"\x00row %d" % (chunk.first_row + row) if text is None else _encode(text)
-                for row, text in enumerate(trace["prompt"])
-            ]
-        )
+        return groups_of_prompts(trace["prompt"], first_row=chunk.first_row)
     return None
-
-
-def _hash_each(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    hashed = {key: _hash(key) for key in set(keys)}
-    return np.array([hashed[key] for key in keys], dtype=np.int64)
-
-
-def _hash(key: bytes) -> int:
-    """A hash that is the same in every process and on every machine, as a signed 64-bit integer."""
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little", signed=True)
-
-
-def _encode(text: str) -> bytes:
-    # A text that was cut inside an emoji holds half a surrogate pair, which plain UTF-8 refuses.
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _text(value: Any) -> str | None:
@@ -263,6 +237,8 @@ def _integers(
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
         raise chunk.error(_not_wanted(COLUMNS[column], kind), row=locate(0), column=column)
     wide: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    if wide.dtype == np.float16:
+        wide = wide.astype(np.float64)  # the bounds do not fit float16
     low = 0 if column in _IDS else np.iinfo(dtype).min
     outside = ~((wide >= low) & (wide <= np.iinfo(dtype).max))
     if pa.types.is_floating(kind):
@@ -321,6 +297,12 @@ def _check_lengths(column: str, chunk: Chunk, found: npt.NDArray[np.int64], want
     row = int(np.argmax(found != wanted))
     noun = "log-probabilities" if column.endswith("logprobs") else "values"
     raise chunk.error(f"has {found[row]} {noun} for {wanted[row]} tokens", row=row, column=column)
+
+
+def _check_no_null(lists: pa.Array, chunk: Chunk, locate: Locate) -> None:
+    if lists.null_count:
+        row = locate(int(np.argmax(_nulls(lists))))
+        raise chunk.error("has a token without experts", row=row, column="routed_experts")
 
 
 def _check_uniform(counts: npt.NDArray[np.int64], chunk: Chunk, locate: Locate, noun: str) -> None:
@@ -383,8 +365,8 @@ def _not_wanted(column: Column, kind: pa.DataType) -> str:
 def describe(value: Any) -> str:
     """A value for a message: its kind, and as much of it as fits.
 
-    >>> describe("a"), describe([1, 2]), describe(True), describe(10**400)[:13]
-    ("the text 'a'", 'a list', 'the truth value true', 'the number 10')
+    >>> describe("a"), describe([1, 2]), describe(True), describe(1.5)
+    ("the text 'a'", 'a list', 'the truth value true', 'the number 1.5')
     """
     if isinstance(value, bool):
         return f"the truth value {str(value).lower()}"

@@ -144,7 +144,7 @@ def _rows(path: Path) -> Iterator[Row]:
                 yield row, line, _parse(stripped, path, row, line, whole=text.endswith(b"\n"))
                 row += 1
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(path)) from None
+        raise InputError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
 
 
 def _parse(text: bytes, path: Path, row: int, line: int, *, whole: bool) -> dict[str, Any]:

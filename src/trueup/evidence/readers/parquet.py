@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from trueup.errors import InputError
 from trueup.evidence.readers.columns import Chunk, build_trace, list_depth
-from trueup.evidence.schema import COLUMNS, SCHEMA_VERSION, Column, Shape
+from trueup.evidence.schema import COLUMNS, SCHEMA_VERSION, Shape
 from trueup.evidence.trace import TokenTrace
 
 MAGIC = b"PAR1"
@@ -54,7 +54,7 @@ def check_types(path: Path, columns: Mapping[str, str]) -> None:
         schema = file.schema_arrow
     for canonical, name in columns.items():
         kind = schema.field(name).type
-        if not _fits(COLUMNS[canonical], _shape(kind)):
+        if not COLUMNS[canonical].accepts(_shape(kind)):
             wanted = COLUMNS[canonical].wanted
             raise InputError(f"holds {kind}, where {wanted} is wanted", file=str(path), field=name)
 
@@ -76,17 +76,23 @@ def _chunk(batch: pa.RecordBatch, path: Path, columns: Mapping[str, str], first_
     for canonical, name in columns.items():
         array = _plain(batch.column(name))
         if COLUMNS[canonical].family in ("text", "key"):
-            try:
-                values[canonical] = array.to_pylist()
-            except (pa.ArrowException, UnicodeDecodeError):
-                raise InputError(
-                    f"holds text that is not UTF-8 in rows {first_row} to {first_row + len(array) - 1}",
-                    file=str(path),
-                    field=name,
-                ) from None
+            values[canonical] = _python_values(array, path, name, first_row)
         else:
             numbers[canonical] = array
     return Chunk(str(path), first_row, columns, numbers, values)
+
+
+def _python_values(array: pa.Array, path: Path, name: str, first_row: int) -> list[Any]:
+    try:
+        values: list[Any] = array.to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError):
+        for row, scalar in enumerate(array, start=first_row):
+            try:
+                scalar.as_py()
+            except (pa.ArrowException, UnicodeDecodeError):
+                raise InputError("is not valid UTF-8 text", file=str(path), row=row, field=name) from None
+        raise
+    return values
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -110,20 +116,6 @@ def _shape(kind: pa.DataType) -> Shape:
         return Shape(depth, "boolean")
     text = pa.types.is_string(leaf) or pa.types.is_large_string(leaf) or pa.types.is_string_view(leaf)
     return Shape(depth, "text" if text else "other")
-
-
-def _fits(column: Column, shape: Shape) -> bool:
-    if column.family == "text" and column.depth == 0:
-        # Chat messages are a list of structs; their JSON is kept.
-        return True
-    leaves = {
-        "integer": {"number"},
-        "float": {"number"},
-        "boolean": {"number", "boolean"},
-        "text": {"text"},
-        "key": {"number", "text"},
-    }[column.family]
-    return shape.depth in (column.depth, None) and (shape.leaf is None or shape.leaf in leaves)
 
 
 @contextmanager
