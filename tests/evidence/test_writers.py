@@ -54,9 +54,7 @@ def test_blocks_beyond_one_row_group(write: Any, tmp_path: Path, assert_same: An
 
 @settings(max_examples=60, deadline=None)
 @given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
-def test_parquet_keeps_the_bits_of_every_float(
-    tmp_path_factory: pytest.TempPathFactory, bits: list[int]
-) -> None:
+def test_parquet_keeps_the_bits_of_every_float(tmp_path_factory: pytest.TempPathFactory, bits: list[int]) -> None:
     values = np.array(bits, dtype=np.uint32).view(np.float32)
     trace = TokenTrace.from_lists([[1] * len(bits)], [[0.0] * len(bits)], [[0.0] * len(bits)])
     trace = dataclasses.replace(trace, rollout_logprobs=values)

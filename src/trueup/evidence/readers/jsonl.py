@@ -28,12 +28,14 @@ Row = tuple[int, int, dict[str, Any]]
 def inspect(path: Path) -> dict[str, Shape]:
     """The shape of every key of the first ``HEAD_ROWS`` rows, in the order in which they appear."""
     shapes: dict[str, Shape] = {}
+    rows = 0
     for _, _, fields in islice(_rows(path), HEAD_ROWS):
+        rows += 1
         for name, value in fields.items():
             known = shapes.get(name)
             if known is None or known.leaf is None:
                 shapes[name] = _deeper(known, _shape(value))
-    if not shapes:
+    if not rows:
         raise InputError("has no rows", file=str(path))
     return shapes
 
@@ -84,7 +86,7 @@ def _array(values: list[Any], column: Column, chunk: Chunk) -> pa.Array:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError):
         array = None
-    if array is not None and _fits(array.type, column):
+    if array is not None and _fits(array.type, column) and not _hides_truth_values(array, values, column):
         return array
     for row, value in enumerate(values):
         problem = _problem(value, column, column.depth)
@@ -102,6 +104,17 @@ def _fits(kind: pa.DataType, column: Column) -> bool:
         return False
     number = pa.types.is_floating(leaf) or pa.types.is_integer(leaf)
     return bool(number or (column.family == "boolean" and pa.types.is_boolean(leaf)))
+
+
+def _hides_truth_values(array: pa.Array, values: list[Any], column: Column) -> bool:
+    """Whether Arrow may have made numbers of true and false, which it does beside floats, and only there."""
+    depth, leaf = list_depth(array.type)
+    if column.family == "boolean" or not pa.types.is_floating(leaf):
+        return False
+    if depth > 1:
+        return True  # rare enough to look at each value
+    lists = [values] if depth == 0 else (value for value in values if value is not None)
+    return any(bool in set(map(type, items)) for items in lists)
 
 
 def _problem(value: Any, column: Column, depth: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from trueup.evidence.trace import TokenTrace
 
 MAGIC = b"PAR1"
 
-#: Read through a buffer of this many bytes, so that a large row group is not held whole.
+#: Read through a buffer of this many bytes, and not ahead, so that a large row group is not held whole.
 _BUFFER = 1 << 20
 
 _PREFIX = "trueup."
@@ -121,7 +122,9 @@ def _shape(kind: pa.DataType) -> Shape:
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        file = pq.ParquetFile(path, buffer_size=_BUFFER, page_checksum_verification=True)
+        file = pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
+    except (FileNotFoundError, PermissionError) as error:
+        raise InputError(f"cannot be read: {os.strerror(error.errno)}", file=str(path)) from None
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"is not a whole Parquet file ({_reason(error)})", file=str(path)) from None
     with file:
