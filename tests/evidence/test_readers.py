@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -424,6 +425,27 @@ def test_only_a_chunk_of_a_parquet_file_is_in_memory(tmp_path: Path) -> None:
         most = max(most, pa.total_allocated_bytes() - before)
     # Each of the three columns holds 1/160 of its 16 MB at a time, a page of 1 MB and a buffer of 1 MiB.
     assert 0 < most < 12e6
+
+
+def test_only_a_few_rows_of_a_jsonl_file_are_python_objects(tmp_path: Path) -> None:
+    rows, tokens = 1000, 500
+    line = json.dumps({"token_ids": [70_000] * tokens, **{name: [-0.1] * tokens for name in list(ROW)[1:]}})
+    (tmp_path / "t").write_text(f"{line}\n" * rows)
+    file = open_trace(tmp_path / "t")
+    tracemalloc.start()
+    try:
+        (trace,) = file.chunks(rows)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 13 bytes a token in arrays, twice while they are joined; as Python objects the file takes 44 MB or more.
+    assert trace.num_tokens == rows * tokens
+    assert most < 25e6
+
+
+def test_ids_of_both_kinds_become_texts(tmp_path: Path) -> None:
+    path = save_jsonl(tmp_path / "t", [{**ROW, "seq_id": row} for row in range(70)] + [{**ROW, "seq_id": "x"}])
+    assert read_trace(path).sequence_id.tolist() == [*map(str, range(70)), "x"]
 
 
 def test_jsonl_oddities(tmp_path: Path) -> None:

@@ -220,6 +220,10 @@ class TokenTrace:
                     np.concatenate([part.values for part in parts]),
                     _offsets(np.concatenate([np.diff(part.offsets) for part in parts])),
                 )
+            elif name == "sequence_id" and len({part.dtype.kind in "iu" for part in parts}) > 1:
+                # Numbers in one part and texts in another: one kind of id throughout.
+                texts = [np.array([str(value) for value in part.tolist()], dtype=object) for part in parts]
+                joined[name] = np.concatenate(texts)
             elif len({part.shape[1:] for part in parts if len(part)}) > 1:
                 shapes = ", ".join(sorted({str(part.shape[1:]) for part in parts if len(part)}))
                 raise InputError(f"has different shapes a token: {shapes}", file=traces[0].source, field=name)

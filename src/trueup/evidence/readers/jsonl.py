@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ BOM = b"\xef\xbb\xbf"
 
 #: Which columns a file has is decided by this many rows, so that opening it stays quick.
 HEAD_ROWS = 256
+
+#: Rows that are held as Python objects at a time.
+_PART_ROWS = 64
 
 #: One row: its number (from 0, blank lines not counted), its line (from 1), and the object.
 Row = tuple[int, int, dict[str, Any]]
@@ -47,15 +50,30 @@ def read_chunks(
     known = {*columns.values(), *unused}
     late = unseen_aliases(columns)
     every = _rows(path)
-    while chunk := list(islice(every, rows)):
-        for row, line, fields in chunk:
+    while parts := list(_parts(every, path, columns, known=known, late=late, rows=rows)):
+        yield TokenTrace.concatenate(parts)
+
+
+def _parts(
+    every: Iterator[Row],
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    known: Set[str],
+    late: Mapping[str, str],
+    rows: int,
+) -> Iterator[TokenTrace]:
+    """The next ``rows`` rows as traces of a few rows each, for Python's numbers take eight times the room."""
+    while rows > 0 and (part := list(islice(every, min(rows, _PART_ROWS)))):
+        rows -= len(part)
+        for row, line, fields in part:
             for name in fields.keys() - known:
                 if name in late and fields[name] is not None:
                     raise InputError(
                         f"is not in the file's first {HEAD_ROWS} rows: give it in every row or in none",
                         file=str(path), row=row, line=line, field=name,
                     )  # fmt: skip
-        yield build_trace(_chunk(chunk, path, columns))
+        yield build_trace(_chunk(part, path, columns))
 
 
 def _chunk(rows: list[Row], path: Path, columns: Mapping[str, str]) -> Chunk:

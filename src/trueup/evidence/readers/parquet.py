@@ -124,7 +124,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         file = pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     except (FileNotFoundError, PermissionError) as error:
-        raise InputError(f"cannot be read: {os.strerror(error.errno)}", file=str(path)) from None
+        raise InputError(f"cannot be read: {os.strerror(error.errno or 0)}", file=str(path)) from None
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"is not a whole Parquet file ({_reason(error)})", file=str(path)) from None
     with file:
