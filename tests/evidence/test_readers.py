@@ -104,6 +104,25 @@ def test_every_alias_is_understood(name: str, tmp_path: Path) -> None:
         assert getattr(found, "values", found).tolist() == value
 
 
+def test_the_documentation_lists_every_column_and_alias() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith(("| `", "| **`"))]
+    listed = {
+        row[0].strip(" *`"): [alias.strip(" `") for alias in row[3].split(",")] for row in rows if len(row) == 4
+    }
+    assert listed == {name: list(column.aliases[1:]) or [""] for name, column in COLUMNS.items()}
+    assert {row[0].strip(" *`") for row in rows if "**" in row[0]} == {n for n, c in COLUMNS.items() if c.required}
+
+
+def test_the_documented_example_is_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    (tmp_path / "t").write_text(text.split("```json\n")[1].split("```")[0], encoding="utf-8")
+    trace = read_trace(tmp_path / "t")
+    assert trace.lengths.tolist() == [3, 1]
+    assert is_missing(trace.train_logprobs).tolist() == [False, True, False, False]
+    assert open_trace(tmp_path / "t").notes == ()
+
+
 def test_own_names_come_first() -> None:
     assert all(column.aliases[0] == name for name, column in COLUMNS.items())
 
