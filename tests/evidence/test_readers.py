@@ -238,10 +238,10 @@ def test_one_column_for_both_sides_is_said(save: Any) -> None:
 
 
 def test_a_text_column_does_not_hide_the_ids(save: Any) -> None:
-    row = {**ROW, "responses": "some text"}
-    row["completion_ids"] = row.pop("token_ids")
+    row = {**ROW, "response_ids": "some text", "responses": ROW["token_ids"]}
+    del row["token_ids"]
     file = open_trace(save([row]))
-    assert file.columns["token_ids"] == "completion_ids"
+    assert file.columns["token_ids"] == "responses"
     assert not any("several" in note for note in file.notes)
 
 
