@@ -784,6 +784,12 @@ def _trace_or_sentence(path: Path) -> TokenTrace | None:
     return None
 
 
+def test_a_parquet_column_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = save_parquet(tmp_path / "t", [{**ROW, "QQQQ": 1}])
+    path.write_bytes(path.read_bytes().replace(b"QQQQ", b"\xff" * 4))
+    assert "UTF-8" in error_of(path).problem or "utf-8" in error_of(path).problem
+
+
 @pytest.fixture(scope="module")
 def parquet_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     lists = [[token % 50 for token in range(row)] for row in range(60)]

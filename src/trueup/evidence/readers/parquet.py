@@ -30,7 +30,11 @@ def inspect(path: Path) -> tuple[dict[str, Shape], int, dict[str, str]]:
     Raises ``InputError`` for a file that cannot be read, has no rows, or was written by a newer trueup.
     """
     with _opened(path) as file:
-        schema, rows = file.schema_arrow, file.metadata.num_rows
+        try:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+            shapes = {field.name: _shape(field.type) for field in schema}
+        except UnicodeDecodeError:
+            raise InputError("has a column whose name is not valid UTF-8", file=str(path)) from None
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
         raise InputError(f"has two columns named '{min(twice)}'", file=str(path))
@@ -46,7 +50,7 @@ def inspect(path: Path) -> tuple[dict[str, Shape], int, dict[str, str]]:
             f"has trueup's schema {metadata['schema']}, and this version reads {SCHEMA_VERSION}: upgrade trueup",
             file=str(path),
         )
-    return {field.name: _shape(field.type) for field in schema}, rows, metadata
+    return shapes, rows, metadata
 
 
 def check_types(path: Path, columns: Mapping[str, str]) -> None:
@@ -125,7 +129,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         file = pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True)
     except (FileNotFoundError, PermissionError) as error:
         raise InputError(f"cannot be read: {os.strerror(error.errno or 0)}", file=str(path)) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"is not a whole Parquet file ({_reason(error)})", file=str(path)) from None
     with file:
         yield file
