@@ -14,16 +14,30 @@ class InputError(TrueupError):
 
     >>> str(InputError("has 12 values for 13 tokens", file="a.parquet", row=17, field="train_logprobs"))
     "a.parquet: row 17, field 'train_logprobs': has 12 values for 13 tokens"
+
+    A text file's row also has a ``line``, which counts from 1, as in an editor.
+
+    >>> str(InputError("is not JSON", file="a.jsonl", row=17, line=18))
+    'a.jsonl: row 17 (line 18): is not JSON'
     """
 
     def __init__(
-        self, problem: str, *, file: str | None = None, row: int | None = None, field: str | None = None
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        row: int | None = None,
+        line: int | None = None,
+        field: str | None = None,
     ) -> None:
-        self.problem, self.file, self.row, self.field = problem, file, row, field
+        self.problem, self.file, self.row, self.line, self.field = problem, file, row, line, field
+        where = f"row {row}" if row is not None else ""
+        if line is not None:
+            where = f"{where} (line {line})" if where else f"line {line}"
         place = ", ".join(
             part
             for part in (
-                f"row {row}" if row is not None else "",
+                where,
                 f"field '{field}'" if field is not None else "",
             )
             if part

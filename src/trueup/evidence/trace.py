@@ -26,6 +26,17 @@ from trueup.errors import InputError
 #: A recorded null. A quiet NaN with payload 1, so that "not recorded" needs no second array to be told from NaN.
 MISSING: np.float32 = np.array([0x7FC00001], dtype=np.uint32).view(np.float32)[0]
 
+
+def is_missing(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Where float32 ``values`` hold ``MISSING`` itself; a NaN that was computed is not missing.
+
+    >>> is_missing(np.array([0.0, np.nan, MISSING], dtype=np.float32)).tolist()
+    [False, False, True]
+    """
+    missing: npt.NDArray[np.bool_] = values.view(np.uint32) == MISSING.view(np.uint32)
+    return missing
+
+
 #: Per-token columns that are flat arrays of one number a token, with their dtype.
 TOKEN_COLUMNS: Mapping[str, np.dtype[Any]] = {
     "token_ids": np.dtype(np.int32),
@@ -163,7 +174,12 @@ class TokenTrace:
         return tuple(name for name, _ in self._columns())
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> TokenTrace:
-        """The chosen sequences, in the order asked for, as a new trace (a copy)."""
+        """The chosen sequences, in the order asked for, as a new trace (a copy).
+
+        Raises ``InputError`` for truth values, which would silently be taken for rows 0 and 1.
+        """
+        if np.asarray(rows).dtype == np.bool_:
+            raise InputError("takes row numbers, not truth values: use np.flatnonzero", field="rows")
         chosen = np.asarray(rows, dtype=np.int64)
         index, offsets = _ranges(self.offsets, chosen)
         taken: dict[str, Any] = {}
@@ -204,8 +220,16 @@ class TokenTrace:
                     np.concatenate([part.values for part in parts]),
                     _offsets(np.concatenate([np.diff(part.offsets) for part in parts])),
                 )
+            elif name == "sequence_id" and len({part.dtype.kind in "iu" for part in parts}) > 1:
+                # Numbers in one part and texts in another: one kind of id throughout.
+                texts = [np.array([str(value) for value in part.tolist()], dtype=object) for part in parts]
+                joined[name] = np.concatenate(texts)
+            elif len({part.shape[1:] for part in parts if len(part)}) > 1:
+                shapes = ", ".join(sorted({str(part.shape[1:]) for part in parts if len(part)}))
+                raise InputError(f"has different shapes a token: {shapes}", file=traces[0].source, field=name)
             else:
-                joined[name] = np.concatenate(parts)
+                # A part without a token may not know how many layers and experts the others have.
+                joined[name] = np.concatenate([part for part in parts if len(part)] or parts[:1])
         return cls(
             offsets=_offsets(np.concatenate([trace.lengths for trace in traces])),
             source=traces[0].source,
@@ -226,8 +250,10 @@ class TokenTrace:
     ) -> TokenTrace:
         """Build a trace from one list a sequence. Further per-token and per-sequence columns by name.
 
-        Without ``mask`` every token counts; without ``sequence_id`` sequences are numbered. Raises ``InputError``
-        with the row and the field when a list's length differs from that of its tokens.
+        Without ``mask`` every token counts; without ``sequence_id`` sequences are numbered. ``None`` among floats
+        is ``MISSING``. ``prompt_ids`` may be lists; ``kept_ids``, ``routed_experts`` and ``token_texts`` are given
+        as ``TokenTrace`` holds them. Raises ``InputError`` with the row and the field when a list's length differs
+        from that of its tokens.
         """
         lengths = np.array([len(tokens) for tokens in token_ids], dtype=np.int64)
         ragged = {"token_ids": token_ids, "rollout_logprobs": rollout_logprobs, "train_logprobs": train_logprobs}
@@ -236,17 +262,21 @@ class TokenTrace:
             ragged["mask"] = mask
         flat: dict[str, Any] = {}
         for name, rows in ragged.items():
+            if len(rows) != len(lengths):
+                raise InputError(f"has {len(rows)} lists for {len(lengths)} sequences", field=name)
             for row, (values, length) in enumerate(zip(rows, lengths, strict=True)):
                 if len(values) != length:
                     raise InputError(f"has {len(values)} values for {length} tokens", row=row, field=name)
-            flat[name] = np.array([value for values in rows for value in values], dtype=TOKEN_COLUMNS[name])
+            flat[name] = _flat([value for values in rows for value in values], TOKEN_COLUMNS[name])
         flat.setdefault("mask", np.ones(int(lengths.sum()), dtype=np.bool_))
-        flat |= {
-            name: np.asarray(column, dtype=SEQUENCE_COLUMNS.get(name, np.dtype(object)))
-            if not isinstance(column, Ragged)
-            else column
-            for name, column in columns.items()
-        }
+        for name, column in columns.items():
+            if name == "prompt_ids" and not isinstance(column, Ragged):
+                ids_of_all = np.array([token for prompt in column for token in prompt], dtype=np.int32)
+                flat[name] = Ragged(ids_of_all, _offsets(np.array([len(prompt) for prompt in column])))
+            elif name in SEQUENCE_COLUMNS:
+                flat[name] = _flat(column, SEQUENCE_COLUMNS[name])
+            else:
+                flat[name] = np.asarray(column, dtype=object) if name in _TEXTS else column
         ids = np.arange(len(lengths)) if sequence_id is None else np.asarray(sequence_id)
         return cls(offsets=_offsets(lengths), sequence_id=ids, **flat)
 
@@ -269,7 +299,8 @@ class TokenTrace:
         all; without it, everything between the first and the last counted place of a row does, so that tool output
         in the middle is kept (and masked). With ``convention="next-token"`` the log-probability arrays are
         ``(B, T − 1)`` and ``logprobs[:, t]`` scores ``token_ids[:, t + 1]``; the first token then has none.
-        Other columns by name: per-token ones ``(B, T)``, per-sequence ones ``(B,)``.
+        Other columns by name: per-token ones ``(B, T)``, ``routed_experts`` ``(B, T, layers, k)``, per-sequence
+        ones ``(B,)``. Raises ``InputError`` with the field whose shape is not that of the tokens.
 
         >>> trace = TokenTrace.from_padded(
         ...     [[9, 9, 4, 5]], [[0, 0, -1.0, -2.0]], [[0, 0, -1.0, -2.5]], [[0, 0, 1, 1]]
@@ -299,23 +330,38 @@ class TokenTrace:
         flat: dict[str, Any] = {}
         for name, values in padded.items():
             if convention == "next-token" and name.endswith(_SCORED):
+                if values.shape != (len(tokens), tokens.shape[1] - 1):
+                    problem = f"has shape {values.shape}, the tokens {tokens.shape}: one fewer a row is wanted"
+                    raise InputError(problem, field=name)
                 first = np.full((len(tokens), 1), MISSING, dtype=np.float32)
                 values = np.concatenate([first, values.astype(np.float32)], axis=1)
             if values.shape != tokens.shape:
                 raise InputError(f"has shape {values.shape}, the tokens {tokens.shape}", field=name)
             flat[name] = values[present].astype(TOKEN_COLUMNS[name], copy=False)
-        flat |= {
-            name: _array(column).astype(SEQUENCE_COLUMNS.get(name, np.dtype(object)), copy=False)
-            for name, column in columns.items()
-        }
-        ids = np.arange(len(tokens)) if sequence_id is None else np.asarray(sequence_id)
+        for name, column in columns.items():
+            if name == "routed_experts":
+                flat[name] = _array(column)[present].astype(np.int16, copy=False)
+            elif name in SEQUENCE_COLUMNS:
+                flat[name] = _array(column).astype(SEQUENCE_COLUMNS[name], copy=False)
+            else:
+                flat[name] = np.asarray(column, dtype=object) if name in _TEXTS else column
+        ids = np.arange(len(tokens)) if sequence_id is None else _array(sequence_id)
         return cls(offsets=_offsets(present.sum(axis=1)), sequence_id=ids, **flat)
 
 
 _PER_TOKEN = frozenset(TOKEN_COLUMNS) | {"routed_experts", "kept_ids", "token_texts"}
+_TEXTS = frozenset({"prompt", "response", "token_texts"})
 _NOT_COLUMNS = frozenset({"offsets", "source", "first_row"})
 #: Columns that score a token, and so move with the convention: log-probabilities and the entropies beside them.
 _SCORED = ("logprobs", "entropies")
+
+
+def _flat(values: Sequence[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array of ``values``; ``None`` among floats is ``MISSING`` (NumPy would make it an ordinary NaN)."""
+    array = np.array(values, dtype=dtype)
+    if dtype == np.float32 and np.isnan(array).any():
+        array[[value is None for value in values]] = MISSING
+    return array
 
 
 def _array(values: Any) -> npt.NDArray[Any]:
