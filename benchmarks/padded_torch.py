@@ -1,8 +1,8 @@
 """The same metrics the ordinary way: padded PyTorch tensors, one full-size temporary an operation.
 
-This is how trainers compute them (verl's rollout-correction helper is the pattern, down to the int64 mask that is
-converted in every masked mean). It serves twice: as the baseline of the benchmark and, in float64, as the independent
-implementation that the tests hold the kernel against.
+This is how trainers compute them; verl's rollout-correction helper is the pattern, down to the int64 mask that is
+converted in every masked mean. It serves twice: as the baseline of the benchmark and, in float64, as the
+independent implementation that the tests hold the kernel against.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def mismatch_curves(
 ) -> tuple[Curve, ...]:
     """Mean |ℓ|, mean ℓ and the standard deviation of ℓ along every axis that the trace's columns allow.
 
-    Intervals: percentile bootstrap of clusters (of at most 256 random pools of them).
+    Intervals: percentile bootstrap of clusters (of at most 128 random pools of them).
     """
     curves: list[Curve] = []
     for axis in AXES:

@@ -88,8 +88,7 @@ def verl(correction: RolloutCorrection) -> tuple[Metric | ExtremeMetric, ...]:
         ),
     )  # fmt: skip
     if correction.is_lower is not None:
-        outside = lambda s: (s["is_high"] + s["is_low"]) / s[per]  # noqa: E731
-        weights += (metric("rollout_is_oob_ratio", outside, "fraction", per, "IcePop only"),)
+        weights += (metric("rollout_is_oob_ratio", mean("is_outside"), "fraction", "n", "IcePop only"),)
 
     rejection: list[Metric | ExtremeMetric] = []
     for rule in correction.rejections:

@@ -35,7 +35,7 @@ ROUNDING = 1e-3
 PLACEHOLDER_BELOW = -0.1
 
 RATIO_BINS = LogBins(lowest=-24, highest=7, split=3)
-SURPRISAL_BINS = LogBins(lowest=-14, highest=6, split=2)
+SURPRISAL_BINS = LogBins(lowest=-10, highest=6, split=3)
 POSITION_BINS = LogBins(lowest=0, highest=20, split=2)
 NUM_SEGMENTS = 64
 NUM_LAGS = 34
@@ -102,6 +102,7 @@ class Sum(IntEnum):
     CLIPPED_SQ = 41
     K3_OVER_10 = 42  # what ms-swift's cap of 10 takes from K3
     CATASTROPHIC = 43  # e^ℓ < 1e-4
+    RHO_BOUNDED = 44  # e^ℓ − 1 where |ℓ| <= ln 2; beyond, e^ℓ for ℓ < 0 and −1 for ℓ > 0
 
 
 class Extreme(IntEnum):
@@ -138,9 +139,6 @@ class Tally(IntEnum):
     EXCLUDED = 2
     ROLLOUT_PLACEHOLDER = 3
     ENTROPY_UNUSABLE = 4
-    # Not counts: the first log-probability that cannot be one (−1 = none), and its side (0 rollout, 1 train).
-    BAD_TOKEN = 5
-    BAD_SIDE = 6
 
 
 _MISSING_BITS = np.int32(0x7FC00001)
@@ -258,7 +256,7 @@ def _reduce_logs(m, r, t, ell, repeated, out, ext, repetition):
 def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
     """Sums of functions of the ratio, ℓ clamped to ±20."""
     above_value = 0.0 if zero_outside else upper
-    rho_sum = rho_sq = rho_deviation = rho_train = 0.0
+    rho_sum = rho_sq = rho_deviation = rho_train = rho_bounded = 0.0
     k3_sum = k3_over_10 = reverse_k3 = mult_error = js = 0.0
     weight_sum = weight_sq = weight_high = weight_low = clipped_sum = clipped_sq = catastrophic = 0.0
     weight_max, weight_min = -np.inf, np.inf
@@ -271,6 +269,7 @@ def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
         rho_sq += rho * rho
         rho_deviation += abs(excess)
         rho_train += rho * t[k]
+        rho_bounded += excess if abs(x) <= _LN2 else (rho if x < 0.0 else -1.0)
         k3_sum += k3
         k3_over_10 += max(k3 - 10.0, 0.0)
         # −excess/ρ is e^−ℓ − 1 without cancellation.
@@ -294,6 +293,7 @@ def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
     out[Sum.RHO_SQ] += rho_sq
     out[Sum.RHO_DEVIATION] += rho_deviation
     out[Sum.RHO_TRAIN] += rho_train
+    out[Sum.RHO_BOUNDED] += rho_bounded
     out[Sum.K3] += k3_sum
     out[Sum.K3_OVER_10] += k3_over_10
     out[Sum.REVERSE_K3] += reverse_k3
@@ -397,7 +397,7 @@ def _look(value, bits, seen):
 @njit(nogil=True, cache=True, error_model="numpy")
 def _gather(
     first, last, rollout, rollout_bits, train, train_bits, mask, token_ids, last_seen, stamp, counts, tallies,
-    r, t, where, repeated,
+    impossible, r, t, where, repeated,
 ):  # fmt: skip
     """Pick the tokens of ``[first, last)`` that count and can be used; returns how many."""
     vocabulary = last_seen.shape[0]
@@ -416,14 +416,14 @@ def _gather(
             rollout_usable, rollout_possible, x = _look(x, rollout_bits[i], counts[0])
             train_usable, train_possible, y = _look(y, train_bits[i], counts[1])
             if not (rollout_possible and train_possible):
-                if tallies[Tally.BAD_TOKEN] < 0:
-                    tallies[Tally.BAD_TOKEN] = i
-                    tallies[Tally.BAD_SIDE] = 0 if not rollout_possible else 1
+                if impossible[0] < 0:
+                    impossible[0] = i
+                    impossible[1] = 0 if not rollout_possible else 1
                 continue
             if not (rollout_usable and train_usable):
                 tallies[Tally.EXCLUDED] += 1
                 continue
-            if x == 0.0 and y < PLACEHOLDER_BELOW:
+            if rollout[i] == 0.0 and y < PLACEHOLDER_BELOW:
                 tallies[Tally.ROLLOUT_PLACEHOLDER] += 1
         r[m], t[m] = x, y
         where[m] = i
@@ -510,12 +510,13 @@ def scan(
     offsets, rollout, rollout_bits, train, train_bits, mask, token_ids,
     positions, segments, entropies, versions, train_version, ranks, prompt_ids, prompt_offsets,
     curve_row, upper, lower, zero_outside,
-    sums, extremes, counts, tallies, curves, histogram, by_id, last_seen,
+    sums, extremes, counts, tallies, impossible, curves, histogram, by_id, last_seen,
 ):  # fmt: skip
     """Fill the outputs described above for one block; an absent optional column is an array of length 0.
 
     ``upper``/``lower`` are the importance-weight thresholds; with ``zero_outside`` weights beyond either are zero
-    (IcePop), otherwise they are truncated at ``upper``. ``last_seen[V]`` is scratch, zeros on entry.
+    (IcePop), otherwise they are truncated at ``upper``. ``impossible[2]``, −1 on entry, receives the first token
+    whose log-probability cannot be one, and its side. ``last_seen[V]`` is scratch, zeros on entry.
     """
     optional = entropies.shape[0] + segments.shape[0] + versions.shape[0] + ranks.shape[0] > 0
     r, t = np.empty(_TILE), np.empty(_TILE)
@@ -537,7 +538,7 @@ def scan(
         for first in range(start, stop, _TILE):
             m = _gather(
                 first, min(first + _TILE, stop), rollout, rollout_bits, train, train_bits, mask, token_ids,
-                last_seen, stamp, counts, tallies, r, t, where, repeated,
+                last_seen, stamp, counts, tallies, impossible, r, t, where, repeated,
             )  # fmt: skip
             if m == 0:
                 continue

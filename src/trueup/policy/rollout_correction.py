@@ -29,7 +29,7 @@ Option = Literal[
 
 #: Per-sequence columns of the weights, whichever their level.
 WEIGHT_COLUMNS = (
-    "is_weight", "is_weight_sq", "is_high", "is_low",
+    "is_weight", "is_weight_sq", "is_high", "is_low", "is_outside",
     "is_seq", "is_seq_sq", "is_seq_high", "is_seq_low",
 )  # fmt: skip
 #: Per-sequence columns of one rejection option.
@@ -260,14 +260,14 @@ def _weight_columns(correction: RolloutCorrection, sums: Array) -> dict[str, Arr
     if correction.is_level == "token":
         weight, weight_sq = sums[:, Sum.WEIGHT], sums[:, Sum.WEIGHT_SQ]
         high, low = sums[:, Sum.WEIGHT_HIGH], sums[:, Sum.WEIGHT_LOW]
-        raw = sums[:, Sum.RHO]
+        raw, outside = sums[:, Sum.RHO], high + low
     else:
         log_ratio = sums[:, Sum.ELL]
         ratio = np.exp(np.clip(log_ratio, -SAFETY_BOUND, SAFETY_BOUND))
         inside = (ratio >= correction.low) & (ratio <= correction.is_upper)
         truncated = np.minimum(ratio, correction.is_upper)
         applied = truncated if correction.is_lower is None else np.where(inside, ratio, 0.0)
-        weight, weight_sq, raw = applied * n, applied**2 * n, ratio * n
+        weight, weight_sq, raw, outside = applied * n, applied**2 * n, ratio * n, ~inside * n
         high = (log_ratio > math.log(correction.is_upper)).astype(np.float64)
         low = (log_ratio < math.log(correction.low)).astype(np.float64)
     mean = np.divide(weight, n, out=np.zeros_like(weight), where=valid)
@@ -277,6 +277,7 @@ def _weight_columns(correction: RolloutCorrection, sums: Array) -> dict[str, Arr
         "is_weight_sq": weight_sq,
         "is_high": high,
         "is_low": low,
+        "is_outside": outside,
         "is_seq": mean,
         "is_seq_sq": mean**2,
         "is_seq_high": (raw_mean > correction.is_upper).astype(np.float64),

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 #: Tokens a block: large enough to hide the cost of a call, small enough that a block's tables stay in cache.
 BLOCK_TOKENS = 1 << 18
 #: Clusters kept apart for the gaps' intervals, and for the curves' (which need a table of bins each).
-MAX_CLUSTERS, MAX_CURVE_CLUSTERS = 1 << 14, 256
+MAX_CLUSTERS, MAX_CURVE_CLUSTERS = 1 << 14, 128
 #: Sequences kept whole for the report's reader.
 WORST = 12
 #: Token ids at or above this are counted but not told apart.
@@ -200,7 +200,7 @@ def _scan_block(
     extremes = np.zeros((sequences, len(kernel.Extreme)))
     counts = np.zeros((2, len(Seen)), dtype=np.int64)
     tallies = np.zeros(len(Tally), dtype=np.int64)
-    tallies[Tally.BAD_TOKEN] = -1
+    impossible = np.full(2, -1, dtype=np.int64)
     curves = np.zeros((len(curve_keys), kernel.BINS, 4))
     histogram = np.zeros((2, kernel.RATIO_BINS.count, 2))
     by_id = np.zeros((vocabulary, 2))
@@ -232,12 +232,13 @@ def _scan_block(
         extremes,
         counts,
         tallies,
+        impossible,
         curves,
         histogram,
         by_id,
         np.zeros(vocabulary, dtype=np.int32),
     )
-    _refuse_impossible(block, tallies)
+    _refuse_impossible(block, impossible)
     lags = np.zeros((len(side_scans.LAGS), 6))
     side_scans.lag_scan(block.offsets, rollout, train, block.mask, lags)
     current = np.zeros((sequences, len(CurrentSum)))
@@ -321,14 +322,14 @@ def _derive(sums: Array) -> tuple[Array, Array, Array]:
     return columns, np.array(highest), np.array(lowest)
 
 
-def _refuse_impossible(block: TokenTrace, tallies: npt.NDArray[np.int64]) -> None:
+def _refuse_impossible(block: TokenTrace, impossible: npt.NDArray[np.int64]) -> None:
     """Raise for the first log-probability that cannot be one."""
-    token = int(tallies[Tally.BAD_TOKEN])
+    token = int(impossible[0])
     if token < 0:
         return
     side, values = (
         ("rollout_logprobs", block.rollout_logprobs)
-        if tallies[Tally.BAD_SIDE] == 0
+        if impossible[1] == 0
         else ("train_logprobs", block.train_logprobs)
     )
     sequence = int(np.searchsorted(block.offsets, token, side="right")) - 1
