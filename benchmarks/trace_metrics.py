@@ -22,7 +22,7 @@ SEQUENCES, LONGEST = 1024, 4096
 
 
 def make_trace(rng: np.random.Generator) -> TokenTrace:
-    """1024 responses of up to 4096 tokens in groups of 8: bfloat16-like noise on plausible log-probabilities."""
+    """1024 responses of up to 4096 tokens in groups of 8: bfloat16-like noise, token ids by Zipf's law."""
     lengths = rng.integers(1, LONGEST + 1, SEQUENCES)
     lengths[0] = LONGEST
     tokens = int(lengths.sum())
@@ -30,7 +30,7 @@ def make_trace(rng: np.random.Generator) -> TokenTrace:
     train = np.minimum(rollout + rng.normal(0, 0.03, tokens).astype(np.float32), np.float32(0))
     return TokenTrace(
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        token_ids=rng.integers(0, 50_000, tokens).astype(np.int32),
+        token_ids=np.minimum(rng.zipf(1.2, tokens), 49_999).astype(np.int32),
         rollout_logprobs=rollout,
         train_logprobs=train,
         mask=np.ones(tokens, dtype=np.bool_),

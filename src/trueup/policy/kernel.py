@@ -6,12 +6,12 @@ Nothing here allocates per token. ``scan`` fills, for one block of sequences:
 * ``extremes[S, len(Extreme)]``: per-sequence maxima and minima;
 * ``counts[2, len(Seen)]``: what was met in the recorded values of either side, and ``tallies[len(Tally)]``;
 * ``curves[R, BINS, 4]``: n, Σℓ, Σℓ², Σ|ℓ| in bins of position, surprisal, entropy, …, one row a cluster;
-* ``histogram[2, ., 2]``: n and Σ|ℓ| in log-spaced bins of |ℓ|, for ℓ < 0 and ℓ >= 0;
-* ``by_id[V, 2]``: n and Σ|ℓ| by token id.
+* ``histogram[2, .]``: tokens in log-spaced bins of |ℓ|, for ℓ >= 0 and for ℓ < 0;
+* ``by_id[V]``: Σ|ℓ| by token id.
 
 ℓ = train − rollout throughout, in nats, computed in float64 from the recorded float32 values.
 
-A sequence is taken in tiles of a few hundred tokens. ``_gather`` picks the tokens that count into small arrays
+A sequence is taken in tiles of a few hundred tokens. ``_gather_*`` picks the tokens that count into small arrays
 that stay in cache; on those the arithmetic (``_exponentials``, ``_reduce_*``) is plain loops that the compiler
 turns into vector instructions, which is where the speed comes from; ``_correct_rare`` puts right the few tokens
 that the branch-free arithmetic clamps; ``_scatter`` fills tables, one token at a time.
@@ -183,6 +183,20 @@ def _expm1(x):
     return power * (f + f * f * series) + (power - 1.0)
 
 
+@njit(inline="always")
+def _order_key(x):
+    """An integer that orders as the float does: maxima of integers become vector instructions, of floats not."""
+    bits = np.float64(x).view(np.int64)
+    return bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))
+
+
+@njit(inline="always")
+def _from_order_key(key):
+    """The float that ``_order_key`` was taken of."""
+    bits = key ^ ((key >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))
+    return np.int64(bits).view(np.float64)
+
+
 # No reassociation here: it would fold the rounding trick away.
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def _exponentials(m, r, t, ell, e, p):
@@ -200,7 +214,7 @@ def _reduce_logs(m, r, t, ell, repeated, out, ext, repetition):
     ell_sum = ell_abs = ell_sq = ell_cube = ell_fourth = ell_rollout = 0.0
     positive = zero = extreme = 0.0
     again_n = again = again_sq = again_abs = 0.0
-    ell_max, ell_min, abs_min = -np.inf, np.inf, np.inf
+    ell_max, ell_min, abs_min = _order_key(-np.inf), _order_key(np.inf), _order_key(np.inf)
     for k in range(m):
         x, y = ell[k], r[k]
         size = abs(x)
@@ -217,9 +231,8 @@ def _reduce_logs(m, r, t, ell, repeated, out, ext, repetition):
         positive += 1.0 if x > 0.0 else 0.0
         zero += 1.0 if x == 0.0 else 0.0
         extreme += 1.0 if size > _LN2 else 0.0
-        ell_max = max(ell_max, x)
-        ell_min = min(ell_min, x)
-        abs_min = min(abs_min, size)
+        key = _order_key(x)
+        ell_max, ell_min, abs_min = max(ell_max, key), min(ell_min, key), min(abs_min, _order_key(size))
         flag = repeated[k]
         again_n += flag
         again += flag * x
@@ -238,9 +251,10 @@ def _reduce_logs(m, r, t, ell, repeated, out, ext, repetition):
     out[Sum.POSITIVE] += positive
     out[Sum.ZERO] += zero
     out[Sum.EXTREME] += extreme
-    ext[Extreme.ELL_MAX] = max(ext[Extreme.ELL_MAX], ell_max)
-    ext[Extreme.ELL_MIN] = min(ext[Extreme.ELL_MIN], ell_min)
-    ext[Extreme.ABS_MIN] = min(ext[Extreme.ABS_MIN], abs_min)
+    highest, lowest = _from_order_key(ell_max), _from_order_key(ell_min)
+    ext[Extreme.ELL_MAX] = max(ext[Extreme.ELL_MAX], highest)
+    ext[Extreme.ELL_MIN] = min(ext[Extreme.ELL_MIN], lowest)
+    ext[Extreme.ABS_MIN] = min(ext[Extreme.ABS_MIN], _from_order_key(abs_min))
     repetition[0, 0] += m - again_n
     repetition[0, 1] += ell_sum - again
     repetition[0, 2] += ell_sq - again_sq
@@ -249,7 +263,7 @@ def _reduce_logs(m, r, t, ell, repeated, out, ext, repetition):
     repetition[1, 1] += again
     repetition[1, 2] += again_sq
     repetition[1, 3] += again_abs
-    return max(ell_max, -ell_min)
+    return max(highest, -lowest)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
@@ -259,7 +273,7 @@ def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
     rho_sum = rho_sq = rho_deviation = rho_train = rho_bounded = 0.0
     k3_sum = k3_over_10 = reverse_k3 = mult_error = js = 0.0
     weight_sum = weight_sq = weight_high = weight_low = clipped_sum = clipped_sq = catastrophic = 0.0
-    weight_max, weight_min = -np.inf, np.inf
+    weight_max, weight_min = _order_key(-np.inf), _order_key(np.inf)
     for k in range(m):
         x, excess = min(max(ell[k], -SAFETY_BOUND), SAFETY_BOUND), e[k]
         rho = 1.0 + excess
@@ -287,8 +301,8 @@ def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
         weight = above_value if high else (0.0 if low and zero_outside else rho)
         weight_sum += weight
         weight_sq += weight * weight
-        weight_max = max(weight_max, weight)
-        weight_min = min(weight_min, weight)
+        key = _order_key(weight)
+        weight_max, weight_min = max(weight_max, key), min(weight_min, key)
     out[Sum.RHO] += rho_sum
     out[Sum.RHO_SQ] += rho_sq
     out[Sum.RHO_DEVIATION] += rho_deviation
@@ -306,22 +320,22 @@ def _reduce_ratios(m, t, ell, e, upper, lower, zero_outside, out, ext):
     out[Sum.WEIGHT_SQ] += weight_sq
     out[Sum.WEIGHT_HIGH] += weight_high
     out[Sum.WEIGHT_LOW] += weight_low
-    ext[Extreme.WEIGHT_MAX] = max(ext[Extreme.WEIGHT_MAX], weight_max)
-    ext[Extreme.WEIGHT_MIN] = min(ext[Extreme.WEIGHT_MIN], weight_min)
+    ext[Extreme.WEIGHT_MAX] = max(ext[Extreme.WEIGHT_MAX], _from_order_key(weight_max))
+    ext[Extreme.WEIGHT_MIN] = min(ext[Extreme.WEIGHT_MIN], _from_order_key(weight_min))
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
 def _reduce_probabilities(m, e, p, out, ext):
     """Sums of the two sides' probabilities, π = μ · e^ℓ."""
     dp_abs = dp_sq = p_train_sum = p_rollout_sum = p_train_sq = p_rollout_sq = p_cross = 0.0
-    dp_max = -np.inf
+    dp_max = _order_key(-np.inf)
     for k in range(m):
         p_rollout = p[k]
         dp = p_rollout * e[k]
         p_train = p_rollout + dp
         dp_abs += abs(dp)
         dp_sq += dp * dp
-        dp_max = max(dp_max, abs(dp))
+        dp_max = max(dp_max, _order_key(abs(dp)))
         p_train_sum += p_train
         p_rollout_sum += p_rollout
         p_train_sq += p_train * p_train
@@ -334,7 +348,7 @@ def _reduce_probabilities(m, e, p, out, ext):
     out[Sum.P_TRAIN_SQ] += p_train_sq
     out[Sum.P_ROLLOUT_SQ] += p_rollout_sq
     out[Sum.P_CROSS] += p_cross
-    ext[Extreme.DP_MAX] = max(ext[Extreme.DP_MAX], dp_max)
+    ext[Extreme.DP_MAX] = max(ext[Extreme.DP_MAX], _from_order_key(dp_max))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -394,22 +408,51 @@ def _look(value, bits, seen):
     return False, False, value
 
 
+# These take slices of a tile and count from 0: numba then knows that no index is negative, and vectorises.
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gather(
-    first, last, rollout, rollout_bits, train, train_bits, mask, token_ids, last_seen, stamp, counts, tallies,
-    impossible, r, t, where, repeated,
-):  # fmt: skip
-    """Pick the tokens of ``[first, last)`` that count and can be used; returns how many."""
+def _mark_repeats(token_ids, last_seen, stamp, seen):
+    """``seen[k]`` = 1 where the token stood before in its prompt or sequence, masked or not; else 0."""
     vocabulary = last_seen.shape[0]
-    m = masked = 0
-    for i in range(first, last):
-        token = token_ids[i]
-        again = False
-        if 0 <= token < vocabulary:
-            again = last_seen[token] == stamp
+    for k in range(token_ids.shape[0]):
+        token = token_ids[k]
+        known = 0 <= token < vocabulary
+        seen[k] = 1.0 if known and last_seen[token] == stamp else 0.0
+        if known:
             last_seen[token] = stamp
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _all_usual(rollout, train, mask):
+    """Whether every token counts and both its log-probabilities are ordinary."""
+    unusual = False
+    for k in range(rollout.shape[0]):
+        x, y = rollout[k], train[k]
+        unusual |= not ((x >= -100.0) & (x < 0.0) & (y >= -100.0) & (y < 0.0) & mask[k])
+    return not unusual
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gather_all(first, rollout, train, r, t, where):
+    """Take a tile in which ``_all_usual`` holds."""
+    for k in range(rollout.shape[0]):
+        r[k], t[k] = rollout[k], train[k]
+        where[k] = first + k
+    return rollout.shape[0]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gather_some(
+    first, last, rollout, rollout_bits, train, train_bits, mask, counts, tallies, impossible,
+    r, t, where, repeated,
+):  # fmt: skip
+    """Pick the tokens that count and can be used, and count the rest; returns how many were picked.
+
+    ``repeated`` holds a flag for every token of the tile on entry, for every picked one on return.
+    """
+    m = 0
+    for i in range(first, last):
         if not mask[i]:
-            masked += 1
+            tallies[Tally.MASKED] += 1
             continue
         x, y = rollout[i], train[i]
         if not (-100.0 <= x < 0.0 and -100.0 <= y < 0.0):
@@ -427,9 +470,8 @@ def _gather(
                 tallies[Tally.ROLLOUT_PLACEHOLDER] += 1
         r[m], t[m] = x, y
         where[m] = i
-        repeated[m] = again
+        repeated[m] = repeated[i - first]
         m += 1
-    tallies[Tally.MASKED] += masked
     return m
 
 
@@ -454,27 +496,50 @@ def _add(cell, ell, square, size):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scatter(m, start, r, ell, where, token_ids, positions, row, histogram, by_id):
+def _scatter(m, r, ell, where, token_ids, row, histogram, by_id):
     """Add the tokens to the tables that every trace fills."""
     vocabulary = by_id.shape[0]
-    has_positions = positions.shape[0] > 0
     for k in range(m):
-        i, x = where[k], ell[k]
-        size, square = abs(x), x * x
-        bin_ = log_bin(np.float32(size).view(np.int32), _RATIO_SHIFT, _RATIO_BASE, _RATIO_COUNT)
-        # The sign of ℓ is a coin toss: a branch on it would be mispredicted every other token.
-        side = np.int64(x >= 0.0)
-        histogram[side, bin_, 0] += 1.0
-        histogram[side, bin_, 1] += size
-        token = token_ids[i]
+        x = ell[k]
+        size = abs(x)
+        bits = np.float32(x).view(np.int32)
+        bin_ = log_bin(bits & np.int32(0x7FFFFFFF), _RATIO_SHIFT, _RATIO_BASE, _RATIO_COUNT)
+        # The sign of ℓ is a coin toss: read off its bit, since a branch would be mispredicted every other token.
+        histogram[np.uint64(np.uint32(bits) >> np.uint32(31)), np.uint64(bin_)] += 1.0
+        token = token_ids[where[k]]
         if 0 <= token < vocabulary:
-            by_id[token, 0] += 1.0
-            by_id[token, 1] += size
-        position = max(positions[i], 0) if has_positions else i - start
-        bin_ = log_bin(np.float32(position).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
-        _add(row[POSITION_AT + bin_], x, square, size)
+            by_id[token] += size
         bin_ = log_bin(np.float32(-r[k]).view(np.int32), _SURP_SHIFT, _SURP_BASE, _SURP_COUNT)
-        _add(row[SURPRISAL_AT + bin_], x, square, size)
+        _add(row[np.uint64(SURPRISAL_AT + bin_)], x, x * x, size)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=_REDUCE)
+def _add_run(begin, end, ell, cell):
+    """Add a run of tokens that share a bin."""
+    total = square = size = 0.0
+    for k in range(begin, end):
+        total += ell[k]
+        square += ell[k] * ell[k]
+        size += abs(ell[k])
+    cell[0] += end - begin
+    cell[1] += total
+    cell[2] += square
+    cell[3] += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scatter_positions(m, start, ell, where, positions, row):
+    """Add the tokens to the bins of their positions, run by run: neighbours mostly share one."""
+    has_positions = positions.shape[0] > 0
+    begin, current = 0, -1
+    for k in range(m):
+        position = max(positions[where[k]], 0) if has_positions else where[k] - start
+        bin_ = log_bin(np.float32(position).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
+        if bin_ != current:
+            if k > begin:
+                _add_run(begin, k, ell, row[POSITION_AT + current])
+            begin, current = k, bin_
+    _add_run(begin, m, ell, row[POSITION_AT + current])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -536,10 +601,15 @@ def scan(
                     last_seen[prompt_ids[j]] = stamp
         train_now = train_version[s] if train_version.shape[0] > 0 else 0
         for first in range(start, stop, _TILE):
-            m = _gather(
-                first, min(first + _TILE, stop), rollout, rollout_bits, train, train_bits, mask, token_ids,
-                last_seen, stamp, counts, tallies, impossible, r, t, where, repeated,
-            )  # fmt: skip
+            last = min(first + _TILE, stop)
+            _mark_repeats(token_ids[first:last], last_seen, stamp, repeated)
+            if _all_usual(rollout[first:last], train[first:last], mask[first:last]):
+                m = _gather_all(first, rollout[first:last], train[first:last], r, t, where)
+            else:
+                m = _gather_some(
+                    first, last, rollout, rollout_bits, train, train_bits, mask, counts, tallies, impossible,
+                    r, t, where, repeated,
+                )  # fmt: skip
             if m == 0:
                 continue
             _count_grids(m, r, counts[0])
@@ -554,7 +624,8 @@ def scan(
             _reduce_probabilities(m, e, p, out, ext)
             if largest >= _SERIES_BELOW:
                 _correct_rare(m, t, ell, e, p, out, ext)
-            _scatter(m, start, r, ell, where, token_ids, positions, row, histogram, by_id)
+            _scatter(m, r, ell, where, token_ids, row, histogram, by_id)
+            _scatter_positions(m, start, ell, where, positions, row)
             if optional:
                 _scatter_optional(
                     m, t, ell, where, entropies, segments, versions, train_now, ranks, row, out, ext, tallies

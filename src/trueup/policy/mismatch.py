@@ -17,7 +17,7 @@ from trueup.gap import Curve, Gap, GapReport
 from trueup.policy import kernel
 from trueup.policy.curves import mismatch_curves
 from trueup.policy.frameworks import catalogue
-from trueup.policy.kernel import Seen, Tally
+from trueup.policy.kernel import Seen, Sum, Tally
 from trueup.policy.metrics import ExtremeMetric, Metric
 from trueup.policy.rollout_correction import RolloutCorrection
 from trueup.policy.side_scans import LAG_SCAN_TOKENS, LAGS
@@ -275,12 +275,16 @@ def _identity_gaps(sums: MismatchSums, unit: str) -> list[Gap]:
 
 def _concentration_gaps(sums: MismatchSums) -> list[Gap]:
     """Who carries Σ|ℓ|: the top tokens, sequences and token ids."""
-    n, total = sums.histogram[..., 0].sum(), sums.histogram[..., 1].sum()
     by_size = sums.histogram.sum(axis=0)
-    ids = np.sort(sums.by_id[:, 1])[::-1]
+    # Within a bin |ℓ| counts as its middle: at most a sixteenth off.
+    edges = kernel.RATIO_BINS.edges
+    middle = np.append(0.5 * (edges[:-2] + edges[1:-1]), edges[-2])
+    middle[0] = 0.0
+    total = float(sums.table.total()[Sum.ELL_ABS])
+    ids = np.sort(sums.by_id)[::-1]
     shares = {
         "top_1pct_token_share": (
-            top_share(by_size[:, 0], by_size[:, 1], 0.01),
+            top_share(by_size, by_size * middle, 0.01),
             "share of Σ|ℓ| on the worst 1% of tokens",
             "from log-spaced bins of |ℓ|, exact to a bin's width; no interval",
         ),
@@ -296,7 +300,7 @@ def _concentration_gaps(sums: MismatchSums) -> list[Gap]:
         ),
     }
     return [
-        Gap(name, share, None, None, int(n), "fraction", worse="higher", method=method, label=label)
+        Gap(name, share, None, None, int(by_size.sum()), "fraction", worse="higher", method=method, label=label)
         for name, (share, label, method) in shares.items()
     ]
 
@@ -335,13 +339,13 @@ def _record_gaps(sums: MismatchSums, counts: dict[str, int]) -> list[Gap]:
 
 def _histogram_curve(histogram: Array) -> Curve:
     """Share of tokens by signed ℓ, from the most negative bin to the most positive."""
-    counts = histogram[..., 0]
+    counts = histogram
     edges = kernel.RATIO_BINS.edges
     total = counts.sum()
     # Bin 0 holds |ℓ| below the smallest edge, in practice the exact zeros: shown as one bin of no width.
-    negative = [(-edges[i + 1], -edges[i], counts[0, i]) for i in range(len(edges) - 2, 0, -1)]
+    negative = [(-edges[i + 1], -edges[i], counts[1, i]) for i in range(len(edges) - 2, 0, -1)]
     middle = [(0.0, 0.0, counts[0, 0] + counts[1, 0])]
-    positive = [(edges[i], edges[i + 1], counts[1, i]) for i in range(1, len(edges) - 1)]
+    positive = [(edges[i], edges[i + 1], counts[0, i]) for i in range(1, len(edges) - 1)]
     bins = [entry for entry in (*negative, *middle, *positive) if entry[2] > 0]
     return Curve(
         name="log_ratio_histogram",

@@ -20,7 +20,7 @@ def _usable(value):
 #: Lags of the correlation scan: log π_t against log μ_{t + lag}.
 LAGS = np.arange(-3, 4)
 #: The scan looks at this many tokens of each sequence, which bounds its cost and ignores their order.
-LAG_SCAN_TOKENS = 256
+LAG_SCAN_TOKENS = 64
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

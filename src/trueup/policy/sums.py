@@ -202,8 +202,8 @@ def _scan_block(
     tallies = np.zeros(len(Tally), dtype=np.int64)
     impossible = np.full(2, -1, dtype=np.int64)
     curves = np.zeros((len(curve_keys), kernel.BINS, 4))
-    histogram = np.zeros((2, kernel.RATIO_BINS.count, 2))
-    by_id = np.zeros((vocabulary, 2))
+    histogram = np.zeros((2, kernel.RATIO_BINS.count))
+    by_id = np.zeros(vocabulary)
     rollout, train = _contiguous(block.rollout_logprobs), _contiguous(block.train_logprobs)
     no_ints, no_floats = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
     versions = block.versions if block.versions is not None else no_ints
