@@ -46,13 +46,10 @@ def pad(trace: TokenTrace, values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(padded)
 
 
-def best_time(function: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 def peak_extra_memory(function: Callable[[], object]) -> float:
@@ -77,7 +74,7 @@ def peak_extra_memory(function: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=11, help="runs of each, in turn")
     repeats = parser.parse_args().repeats
     trace = make_trace(np.random.default_rng(0))
     train, rollout = pad(trace, trace.train_logprobs), pad(trace, trace.rollout_logprobs)
@@ -98,19 +95,32 @@ def main() -> None:
         abs(report[f"rollout_corr/{name}"].value - value) / max(abs(value), 1e-3)
         for name, value in padded().items()
     )
-    baseline = best_time(padded, repeats)
-    kernel = best_time(lambda: scan_trace(trace), repeats)
-    whole = best_time(lambda: report_mismatch(scan_trace(trace)), repeats)
     kernel_memory = peak_extra_memory(lambda: scan_trace(trace))
     padded_memory = peak_extra_memory(padded)
+    # In turn, so that a drifting machine drifts for all three alike; medians, since each has its own hiccups.
+    runs = np.array(
+        [
+            (
+                seconds(padded),
+                seconds(lambda: scan_trace(trace)),
+                seconds(lambda: report_mismatch(scan_trace(trace))),
+            )
+            for _ in range(repeats)
+        ]
+    )
+    baseline, kernel, whole = np.median(runs, axis=0)
+    ratios, whole_ratios = runs[:, 0] / runs[:, 1], runs[:, 0] / runs[:, 2]
     print(
-        f"{SEQUENCES} sequences x up to {LONGEST} tokens: {trace.num_tokens:,} tokens, "
-        f"{mask.numel():,} padded; {torch.get_num_threads()} torch threads; best of {repeats}"
+        f"{SEQUENCES} sequences x up to {LONGEST} tokens: {trace.num_tokens:,} tokens, {mask.numel():,} padded; "
+        f"{torch.get_num_threads()} torch threads; medians of {repeats} runs in turn"
     )
     print(f"padded PyTorch, verl's metrics, no intervals   {baseline:8.3f} s   {padded_memory:7.0f} MB extra")
     print(f"one-pass kernel, all sums and curves           {kernel:8.3f} s   {kernel_memory:7.0f} MB extra")
     print(f"kernel and report with 1000 resamples          {whole:8.3f} s")
-    print(f"kernel is {baseline / kernel:.1f} times faster; with all intervals {baseline / whole:.1f} times")
+    print(
+        f"kernel is {np.median(ratios):.1f} times faster ({ratios.min():.1f} to {ratios.max():.1f}); "
+        f"with all intervals {np.median(whole_ratios):.1f} times"
+    )
     print(f"kernel: {trace.num_tokens / kernel / 1e6:.0f} million tokens a second")
     print(f"largest relative difference of a common metric: {worst:.1e} (float32 sums against float64)")
 

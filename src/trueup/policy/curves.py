@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trueup.gap import Curve
-from trueup.policy import kernel
+from trueup.policy import layout
 from trueup.policy.sums import MismatchSums
 from trueup.stats import bootstrap_totals, percentile_interval, quantile_groups
 
@@ -33,15 +33,15 @@ class Axis:
 
 
 AXES = (
-    Axis("position", "position in the response (tokens)", kernel.POSITION_AT, kernel.POSITION_BINS.edges),
-    Axis("probability", "rollout probability, in deciles of tokens", kernel.SURPRISAL_AT,
-         kernel.SURPRISAL_BINS.edges, deciles=True),
-    Axis("entropy", "trainer entropy (nats), in deciles of tokens", kernel.ENTROPY_AT, kernel.SURPRISAL_BINS.edges,
+    Axis("position", "position in the response (tokens)", layout.POSITION_AT, layout.POSITION_BINS.edges),
+    Axis("probability", "rollout probability, in deciles of tokens", layout.SURPRISAL_AT,
+         layout.SURPRISAL_BINS.edges, deciles=True),
+    Axis("entropy", "trainer entropy (nats), in deciles of tokens", layout.ENTROPY_AT, layout.SURPRISAL_BINS.edges,
          deciles=True, needs="entropies"),
-    Axis("segment", "segment (turn)", kernel.SEGMENT_AT, np.arange(kernel.NUM_SEGMENTS + 1.0), needs="segments"),
-    Axis("version_lag", "version lag (updates)", kernel.LAG_AT, np.arange(kernel.NUM_LAGS + 1.0),
+    Axis("segment", "segment (turn)", layout.SEGMENT_AT, np.arange(layout.NUM_SEGMENTS + 1.0), needs="segments"),
+    Axis("version_lag", "version lag (updates)", layout.LAG_AT, np.arange(layout.NUM_LAGS + 1.0),
          needs="versions"),
-    Axis("repetition", "token seen before in its sequence", kernel.REPETITION_AT, np.arange(3.0)),
+    Axis("repetition", "token seen before in its sequence", layout.REPETITION_AT, np.arange(3.0)),
 )  # fmt: skip
 
 #: How each curve's value follows from n, Σℓ, Σℓ² and Σ|ℓ| of a bin.

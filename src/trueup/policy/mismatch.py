@@ -14,10 +14,10 @@ import trueup
 from trueup.errors import InputError
 from trueup.evidence.trace import TokenTrace
 from trueup.gap import Curve, Gap, GapReport
-from trueup.policy import kernel
+from trueup.policy import layout
 from trueup.policy.curves import mismatch_curves
 from trueup.policy.frameworks import catalogue
-from trueup.policy.kernel import Seen, Sum, Tally
+from trueup.policy.layout import Seen, Sum, Tally
 from trueup.policy.metrics import ExtremeMetric, Metric
 from trueup.policy.rollout_correction import RolloutCorrection
 from trueup.policy.side_scans import LAG_SCAN_TOKENS, LAGS
@@ -277,7 +277,7 @@ def _concentration_gaps(sums: MismatchSums) -> list[Gap]:
     """Who carries Σ|ℓ|: the top tokens, sequences and token ids."""
     by_size = sums.histogram.sum(axis=0)
     # Within a bin |ℓ| counts as its middle: at most a sixteenth off.
-    edges = kernel.RATIO_BINS.edges
+    edges = layout.RATIO_BINS.edges
     middle = np.append(0.5 * (edges[:-2] + edges[1:-1]), edges[-2])
     middle[0] = 0.0
     total = float(sums.table.total()[Sum.ELL_ABS])
@@ -340,7 +340,7 @@ def _record_gaps(sums: MismatchSums, counts: dict[str, int]) -> list[Gap]:
 def _histogram_curve(histogram: Array) -> Curve:
     """Share of tokens by signed ℓ, from the most negative bin to the most positive."""
     counts = histogram
-    edges = kernel.RATIO_BINS.edges
+    edges = layout.RATIO_BINS.edges
     total = counts.sum()
     # Bin 0 holds |ℓ| below the smallest edge, in practice the exact zeros: shown as one bin of no width.
     negative = [(-edges[i + 1], -edges[i], counts[1, i]) for i in range(len(edges) - 2, 0, -1)]

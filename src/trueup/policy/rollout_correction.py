@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trueup.errors import InputError
-from trueup.policy.kernel import SAFETY_BOUND, Extreme, Sum
+from trueup.policy.layout import SAFETY_BOUND, Extreme, Sum
 from trueup.policy.side_scans import token_rejection
 
 Array = npt.NDArray[np.float64]

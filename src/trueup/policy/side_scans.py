@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numba import njit
 
-from trueup.policy.kernel import ROUNDING, SAFETY_BOUND
+from trueup.policy.layout import ROUNDING, SAFETY_BOUND
 
 
 @njit(inline="always")

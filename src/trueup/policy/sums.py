@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from trueup.errors import InputError
 from trueup.evidence.trace import TokenTrace
-from trueup.policy import kernel, side_scans
-from trueup.policy.kernel import Seen, Sum, Tally
+from trueup.policy import kernel, layout, side_scans
+from trueup.policy.layout import Seen, Sum, Tally
 from trueup.policy.rollout_correction import RolloutCorrection, sequence_statistics
 from trueup.policy.side_scans import CurrentSum
 from trueup.stats.clusters import ClusterSums, dense_rows, mix
@@ -31,8 +31,8 @@ Array = npt.NDArray[np.float64]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Tokens a block: large enough to hide the cost of a call, small enough that a block's tables stay in cache.
-BLOCK_TOKENS = 1 << 18
+#: Tokens a block: large enough to hide the cost of a call, small enough to keep every core busy.
+BLOCK_TOKENS = 1 << 19
 #: Clusters kept apart for the gaps' intervals, and for the curves' (which need a table of bins each).
 MAX_CLUSTERS, MAX_CURVE_CLUSTERS = 1 << 14, 128
 #: Sequences kept whole for the report's reader.
@@ -197,12 +197,12 @@ def _scan_block(
     sequences = len(block)
     curve_keys, curve_row, curves_pooled = dense_rows(keys, capacity=MAX_CURVE_CLUSTERS)
     sums = np.zeros((sequences, len(Sum)))
-    extremes = np.zeros((sequences, len(kernel.Extreme)))
+    extremes = np.zeros((sequences, len(layout.Extreme)))
     counts = np.zeros((2, len(Seen)), dtype=np.int64)
     tallies = np.zeros(len(Tally), dtype=np.int64)
     impossible = np.full(2, -1, dtype=np.int64)
-    curves = np.zeros((len(curve_keys), kernel.BINS, 4))
-    histogram = np.zeros((2, kernel.RATIO_BINS.count))
+    curves = np.zeros((len(curve_keys), layout.BINS, 4))
+    histogram = np.zeros((2, layout.RATIO_BINS.count))
     by_id = np.zeros(vocabulary)
     rollout, train = _contiguous(block.rollout_logprobs), _contiguous(block.train_logprobs)
     no_ints, no_floats = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
@@ -254,13 +254,13 @@ def _scan_block(
     np.add.at(
         sequence_histogram, SEQUENCE_BINS.index(total_abs), np.stack([np.ones_like(total_abs), total_abs], axis=1)
     )
-    ell_max, ell_min = extremes[:, kernel.Extreme.ELL_MAX], extremes[:, kernel.Extreme.ELL_MIN]
-    dp_max, rank_max = extremes[:, kernel.Extreme.DP_MAX], extremes[:, kernel.Extreme.RANK_MAX]
+    ell_max, ell_min = extremes[:, layout.Extreme.ELL_MAX], extremes[:, layout.Extreme.ELL_MIN]
+    dp_max, rank_max = extremes[:, layout.Extreme.DP_MAX], extremes[:, layout.Extreme.RANK_MAX]
     ell_abs = np.maximum(np.abs(ell_max), np.abs(ell_min))
     # A sequence without a token that counts has no extremes: its −inf/inf must not become a |ℓ| of inf.
     ell_abs[sums[:, Sum.N] == 0] = -np.inf
     maxima = np.stack([ell_max, dp_max, rank_max, ell_abs], axis=1).max(axis=0)
-    minima = np.stack([ell_min, dp_max, rank_max, extremes[:, kernel.Extreme.ABS_MIN]], axis=1).min(axis=0)
+    minima = np.stack([ell_min, dp_max, rank_max, extremes[:, layout.Extreme.ABS_MIN]], axis=1).min(axis=0)
     return MismatchSums(
         correction=correction,
         columns=frozenset(block.column_names),
@@ -286,7 +286,7 @@ def _derive(sums: Array) -> tuple[Array, Array, Array]:
     log_train, log_rollout = sums[:, Sum.TRAIN] / tokens, sums[:, Sum.ROLLOUT] / tokens
     diff = log_rollout - log_train
     total = sums[:, Sum.ELL]
-    bound = kernel.SAFETY_BOUND
+    bound = layout.SAFETY_BOUND
     ratio = np.exp(np.clip(total, -bound, bound))
     raw_ratio = np.exp(np.minimum(total, 700.0))
     kept = np.where(raw_ratio <= 3.0, raw_ratio, 0.0)
