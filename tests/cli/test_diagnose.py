@@ -224,8 +224,8 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, list[str]]]:
 
 
 @pytest.mark.parametrize("kind", [
-    "missing column", "unequal lengths", "string column", "above zero", "empty", "directory", "absent", "truncated",
-    "neither", "jsonl string", "jsonl lengths", "jsonl missing", "jsonl broken", "nothing counts",
+    "missing column", "unequal lengths", "string column", "above zero", "empty", "directory", "absent",
+    "truncated", "neither", "jsonl string", "jsonl lengths", "jsonl missing", "jsonl broken", "nothing counts",
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_leaves_nothing(run: Run, tmp_path: Path, kind: str) -> None:
     source = tmp_path / "in"
