@@ -22,7 +22,7 @@ from trueup.gap import GapReport
 
 Run = Callable[..., tuple[int, str, str]]
 
-#: What verl's own helper logs on the recorded trace (token weights at 2, seq_mean_k1 in .999 to 1.001), float32 sums.
+#: What verl logs on the recorded trace (token weights at 2, seq_mean_k1 in .999 to 1.001; float32 sums).
 VERL = {
     "training_ppl": 15.48835, "training_log_ppl": 2.030586, "kl": 0.002110105, "k3_kl": 0.001239573,
     "rollout_ppl": 15.27902, "rollout_log_ppl": 2.027879, "log_ppl_diff": 0.002707331,
@@ -202,7 +202,7 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, list[str]]]:
     whole = parquet("whole.parquet", {})
     return {
         "missing column": (parquet("a.parquet", {}, drop="train_logprobs"), ["train_logprobs", "a.parquet"]),
-        "unequal lengths": (parquet("b.parquet", {"train_logprobs": short}), ["b.parquet", "row 17", "train_logprobs"]),
+        "unequal lengths": (parquet("b.parquet", {"train_logprobs": short}), ["b.parquet", "row 17", "train"]),
         "string column": (parquet("c.parquet", {"train_logprobs": ["x"] * 30}), ["c.parquet", "train_logprobs"]),
         "above zero": (
             parquet("d.parquet", {"train_logprobs": above}), ["d.parquet", "row 17", "train_logprobs", "0.7"],
