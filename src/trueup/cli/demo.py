@@ -162,7 +162,10 @@ def _stage(name: str, console: Console, *, at_most: int | None = None) -> Iterat
     """
     began, done = time.perf_counter(), 0
     columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False), BarColumn(), _Tokens()]
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+    stderr = Console(stderr=True)
+    with Progress(
+        *columns, TimeElapsedColumn(), console=stderr, transient=True, disable=not stderr.is_terminal
+    ) as bars:
         bar = bars.add_task(name, total=at_most)
 
         def advance(tokens: int) -> None:
