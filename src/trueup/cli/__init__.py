@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -9,6 +10,7 @@ import typer
 
 from trueup import __version__
 from trueup.cli.demo import demo_command
+from trueup.cli.diagnose import EPILOG, diagnose_command
 from trueup.errors import TrueupError
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a program that Ctrl-C ended
@@ -21,8 +23,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: [bold]trueup demo --offline[/]",
+    epilog="Example: [bold]trueup diagnose rollouts.parquet --html report.html[/]",
 )
+app.command("diagnose", epilog=EPILOG)(diagnose_command)
 app.command("demo", epilog="Example: [bold]trueup demo --offline --out trueup-demo[/]")(demo_command)
 
 
@@ -52,6 +55,15 @@ def main() -> NoReturn:
         app()
     except TrueupError as error:
         print(f"trueup: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of a pipe left (`| head`). Nothing more can be said to it; keep Python from trying at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(INTERRUPTED)
+    except OSError as error:
+        # What the readers and writers do not foresee: a full disk, a folder that vanished.
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"trueup: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         _say_interrupted()

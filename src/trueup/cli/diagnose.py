@@ -30,42 +30,64 @@ EPILOG = "Example: [bold]trueup diagnose rollouts.parquet --train-column old_log
 
 
 def diagnose_command(
-    file: Annotated[Path, typer.Argument(help="Rollouts with two log-probabilities a token: Parquet or JSONL.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rollouts with two log-probabilities a token: Parquet or JSONL.")
+    ],
     train_column: Annotated[
-        str | None, typer.Option(help="Column with the trainer's log-probabilities, if there are several.")
+        str | None,
+        typer.Option(metavar="NAME", help="Column with the trainer's log-probabilities, if there are several."),
     ] = None,
     rollout_column: Annotated[
-        str | None, typer.Option(help="Column with the sampler's log-probabilities, if there are several.")
+        str | None,
+        typer.Option(metavar="NAME", help="Column with the sampler's log-probabilities, if there are several."),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write everything as JSON to this file; - for standard output.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write everything as JSON to this file; - for standard output."),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML report to this file.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Print every metric, by framework.")] = False,
     fail_above: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Exit with 1 if this metric is above the value; may be repeated."),
     ] = None,
-    rollout_is: Annotated[str, typer.Option(help="Level of verl's weights: token or sequence.")] = "token",
+    rollout_is: Annotated[
+        str, typer.Option(metavar="LEVEL", help="Level of verl's weights: token or sequence.")
+    ] = "token",
     rollout_is_threshold: Annotated[
-        str, typer.Option(help="verl's threshold: UPPER truncates, LOWER_UPPER zeroes (IcePop).")
+        str, typer.Option(metavar="BOUNDS", help="verl's threshold: UPPER truncates, LOWER_UPPER zeroes (IcePop).")
     ] = "2.0",
     rollout_rs: Annotated[
-        str, typer.Option(help="verl's rejection options, separated by commas; an empty one for none.")
+        str,
+        typer.Option(
+            metavar="NAMES", help="verl's rejection options, separated by commas; an empty one for none."
+        ),
     ] = "seq_mean_k1",
     rollout_rs_threshold: Annotated[
-        str, typer.Option(help="verl's rejection thresholds, one for all or one an option.")
+        str, typer.Option(metavar="BOUNDS", help="verl's rejection thresholds, one for all or one an option.")
     ] = "0.999_1.001",
-    replicates: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 1000,
-    confidence: Annotated[float, typer.Option(help="Confidence of the intervals, between 0 and 1.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling; same seed, same numbers.")] = 0,
+    replicates: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Bootstrap resamples for the intervals.")
+    ] = 1000,
+    confidence: Annotated[
+        float, typer.Option(metavar="X", help="Confidence of the intervals, between 0 and 1.")
+    ] = 0.95,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed of the resampling; same seed, same numbers.")
+    ] = 0,
 ) -> None:
     """Measure how far trainer and sampler are apart, and say whether that is honest noise.
 
-    Reads one file in which every sampled token has the log-probability that the sampler reported and the one that
-    the trainer computed. Prints a verdict with the numbers behind it; --html and --json keep all of them.
-    Exit code 0: done; 1: done, and a metric is above a --fail-above; 2: the input cannot be used.
+    Reads one file in which every sampled token has the log-probability that
+    the sampler reported and the one that the trainer computed. Prints a verdict
+    with the numbers behind it; --html and --json keep all of them.
+
+    Exit code 0: done; 1: done, and a metric is above a --fail-above; 2: the
+    input cannot be used.
     """
+    # The docstring's lines are short because the help keeps them as they are.
     if not 0.0 < confidence < 1.0:
         raise InputError(f"is {confidence}, not between 0 and 1", field="confidence")
     limits = [_parse_limit(limit) for limit in fail_above or []]
