@@ -20,6 +20,16 @@ VOCABULARY, EOS, PAD = 61, 2, 0
 RAGGED_PROMPTS = [[5, 9, 11], [7], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22, 23, 24, 25]]
 
 
+@pytest.fixture(autouse=True)
+def one_thread(request):
+    """Threads gain nothing on a tiny model; on shared cores they wait for each other at every small operation."""
+    threads = torch.get_num_threads()
+    if request.node.get_closest_marker("model") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
