@@ -72,7 +72,8 @@ def demo_command(
         trace,
         html=report,
         json=out / "report.json",
-        console=console,
+        # The report wraps its own lines; the stages' console does not wrap any.
+        console=Console(),
         train_column=TRAIN_COLUMN if offline else None,
         rollout_column=ROLLOUT_COLUMN if offline else None,
     )

@@ -28,6 +28,8 @@ Array = npt.NDArray[np.float64]
 
 #: Below this many clusters an interval is rough, and the report says so.
 FEW_CLUSTERS = 20
+#: Counts that are shares of all tokens, and reported as gaps.
+GRIDS = {Seen.ON_BF16_GRID: "bf16", Seen.ON_FP16_GRID: "fp16"}
 NO_INTERVAL = "exact extreme of the sample; no interval, since an extreme grows with the sample"
 
 
@@ -154,7 +156,9 @@ def count_report(sums: MismatchSums) -> dict[str, int]:
         "counted_tokens": tallies["tokens"] - tallies["masked"] - tallies["excluded"],
     }
     for side, label in enumerate(("rollout", "train")):
-        counts |= {f"{label}_{entry.name.lower()}": int(sums.counts[side, entry]) for entry in Seen}
+        counts |= {
+            f"{label}_{entry.name.lower()}": int(sums.counts[side, entry]) for entry in Seen if entry not in GRIDS
+        }
     counts["rollout_placeholder_zero"] = tallies["rollout_placeholder"]
     if "entropies" in sums.columns:
         counts["entropy_unusable"] = tallies["entropy_unusable"]
@@ -325,8 +329,8 @@ def _record_gaps(sums: MismatchSums, counts: dict[str, int]) -> list[Gap]:
             )
         )  # fmt: skip
     usable = max(counts["counted_tokens"], 1)
-    for grid in ("bf16", "fp16"):
-        train, infer = (counts[f"{side}_on_{grid}_grid"] / usable for side in ("train", "rollout"))
+    for entry, grid in GRIDS.items():
+        infer, train = (int(sums.counts[side, entry]) / usable for side in (0, 1))
         gaps.append(
             Gap(
                 f"{grid}_grid_fraction", infer - train, None, None, usable, "fraction", train=train, infer=infer,
