@@ -272,7 +272,7 @@ def test_bootstrap_interval_covers_the_truth() -> None:
 def test_histogram_keeps_signs_apart() -> None:
     trace = TokenTrace.from_lists([[1] * 4], [[-1.0] * 4], [[-1.0, -1.25, -1.25, -0.5]])
     curve = mismatch(trace, replicates=0).curve("log_ratio_histogram")
-    # ℓ = −.25 twice, 0 once, .5 once; bins are an eighth of an octave, in increasing order.
+    # ℓ = −.25 twice, 0 once, .5 once; bins are a quarter of an octave, in increasing order.
     assert list(zip(curve.left, curve.right, curve.n, strict=True)) == [
-        (-0.28125, -0.25, 2), (0.0, 0.0, 1), (0.5, 0.5625, 1),
+        (-0.3125, -0.25, 2), (0.0, 0.0, 1), (0.5, 0.625, 1),
     ]  # fmt: skip

@@ -159,6 +159,7 @@ def test_every_token_of_a_short_sequence_is_a_chip_with_its_numbers() -> None:
     assert "not recorded" in facts[4]
     assert "masked" in facts[5]
     assert "answer 7" in seen.text
+    assert "sequence 3" in Page(rendered(dataclasses.replace(trace, sequence_id=np.array([3])))).text
 
 
 def test_long_sequences_are_cut_around_the_worst_and_the_page_stays_small() -> None:

@@ -343,8 +343,10 @@ def _record_gaps(sums: MismatchSums, counts: dict[str, int]) -> list[Gap]:
 
 def _histogram_curve(histogram: Array) -> Curve:
     """Share of tokens by signed ℓ, from the most negative bin to the most positive."""
-    counts = histogram
-    edges = layout.RATIO_BINS.edges
+    # Two of the kernel's bins make one of the curve's: four an octave are enough for the eye.
+    pairs = histogram[:, 1:].reshape(2, -1, 2).sum(axis=2)
+    counts = np.concatenate([histogram[:, :1], pairs], axis=1)
+    edges = np.concatenate([layout.RATIO_BINS.edges[:1], layout.RATIO_BINS.edges[1::2]])
     total = counts.sum()
     # Bin 0 holds |ℓ| below the smallest edge, in practice the exact zeros: shown as one bin of no width.
     negative = [(-edges[i + 1], -edges[i], counts[1, i]) for i in range(len(edges) - 2, 0, -1)]
@@ -361,7 +363,7 @@ def _histogram_curve(histogram: Array) -> Curve:
         value=tuple(float(entry[2] / total) for entry in bins),
         low=(None,) * len(bins),
         high=(None,) * len(bins),
-        method="exact counts in log-spaced bins, eight an octave of |ℓ|",
+        method="exact counts in log-spaced bins, four an octave of |ℓ|",
         label="distribution of the log-ratio",
     )
 

@@ -87,7 +87,10 @@ def ratio_histogram(curve: Curve, *, width: int = 860, height: int = 250) -> str
     ticks = _signed_ticks(base, reach, per_side=6 if width > 600 else 3)
     x_axis = alt.Axis(
         values=[place for place, _ in ticks],
-        labelExpr=_lookup({f"{place:.6f}": text for place, text in ticks}, "format(datum.value, '.6f')"),
+        # Shifted to be positive: Vega would write the key of a negative place with a typographic minus.
+        labelExpr=_lookup(
+            {f"{place + 100:.6f}": text for place, text in ticks}, "format(datum.value + 100, '.6f')"
+        ),
         title="log-ratio ℓ = log π − log μ, nats (log scale, both signs)",
     )
     tallest = max(bar["height"] for bar in bars)
@@ -147,17 +150,21 @@ def by_axis(
     hidden = alt.Axis(**{**x_axis, "labels": False, "title": None})
     shown = alt.Axis(**x_axis)
     positive = [point for point in upper if point["value"] > 0] if wide else upper
-    deviations = _points(spread, places, floor=0.0) if spread is not None else []
+    # A line between categories would mean nothing.
+    deviations = _points(spread, places, floor=0.0) if spread is not None and axis not in CATEGORICAL else []
     deviations = [point for point in deviations if point["value"] > 0 or not wide]
     lower = _points(signed, places) if signed is not None else []
 
     def panel(points: list[dict[str, Any]], *, title: str, log: bool, height: int, last: bool) -> Any:
+        ticks: dict[str, Any] = {"tickCount": 4}
         if log:  # an interval that reaches 0 has no place on a log axis: cut it a little below the values
             least = min(point["value"] for point in points + deviations) / 2
             for point in points:
                 point["low"] = None if point["low"] is None else max(point["low"], least)
+            largest = max(max(point["value"], point["high"] or 0.0) for point in points + deviations)
+            ticks = {"values": _log_ticks(min(point["low"] or point["value"] for point in points), largest)}
         y_scale = alt.Scale(type="log" if log else "linear", zero=not log, nice=not log)
-        y_axis = alt.Axis(title=None, tickCount=4, labelExpr=_NUMBER_LABEL)
+        y_axis = alt.Axis(title=None, labelExpr=_NUMBER_LABEL, **ticks)
         x = alt.X(f"x:{x_kind}", axis=shown if last else hidden, **x_scale)
         y = alt.Y("value:Q", scale=y_scale, axis=y_axis)
         base = alt.Chart(_data(points)).encode(x=x)
@@ -347,6 +354,12 @@ def _points(curve: Curve, places: list[Any], *, floor: float | None = None) -> l
                 {"x": place, "value": value, "low": bottom if whole else None, "high": high if whole else None}
             )
     return points
+
+
+def _log_ticks(least: float, largest: float) -> list[float]:
+    """1 and 3 in every decade between two positive numbers."""
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(largest)) + 1)
+    return [lead * 10.0**power for power in powers for lead in (1, 3) if least <= lead * 10.0**power <= largest]
 
 
 def _spread_over_decades(values: list[float]) -> bool:

@@ -96,7 +96,7 @@ def _passage(one: TokenTrace, total: float | None) -> Passage:
     ]
     named = one.token_texts is not None
     return Passage(
-        title=one_line(one.sequence_id[0], limit=80),
+        title=_title(one.sequence_id[0]),
         prompt=_text_of(one.prompt, limit=_PROMPT_CHARACTERS),
         response="" if named else _text_of(one.response, limit=2 * _PROMPT_CHARACTERS),
         facts=tuple(facts),
@@ -178,6 +178,11 @@ def _total_abs_log_ratio(report: GapReport) -> float | None:
 
 def _probability(logprob: float) -> str:
     return format_number(math.exp(min(logprob, 0.0)))
+
+
+def _title(identifier: Any) -> str:
+    """A name as it is; a bare number says what it numbers."""
+    return one_line(identifier, limit=80) if isinstance(identifier, str) else f"sequence {identifier}"
 
 
 def _text_of(column: npt.NDArray[np.object_] | None, *, limit: int) -> str:
