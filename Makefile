@@ -19,7 +19,7 @@ EDITABLE := $(INSTALL) --no-build-isolation --editable
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench constraints clean
+.PHONY: help demo test lint bench constraints clean-cache clean
 
 help:
 	@echo "make demo         measure a real mismatch on a real model (two minutes; DEMO=--offline: seconds)"
@@ -27,7 +27,8 @@ help:
 	@echo "make lint         ruff, mypy and import-linter only"
 	@echo "make bench        time the trace metrics"
 	@echo "make constraints  resolve every dependency anew and rewrite constraints.txt"
-	@echo "make clean        remove .venv and the caches"
+	@echo "make clean-cache  remove compiled Python and kernels"
+	@echo "make clean        remove .venv and the caches too"
 
 demo: $(VENV)/.installed-hf
 	@$(BIN)/trueup demo $(DEMO)
@@ -78,6 +79,8 @@ constraints:
 	@mv constraints.txt.new constraints.txt
 	@rm -rf .venv-constraints
 
-clean:
+clean-cache:
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean: clean-cache
 	@rm -rf $(VENV) .venv-constraints constraints.txt.new dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -213,7 +213,7 @@ def _law_findings(sums: MismatchSums) -> list[_Finding]:
                 Clue(
                     "F1",
                     f"Mean ratio ρ is {ratio.mean:.5f}, {_distance(ratio, 1.0)} from the 1 that it must be "
-                    f"if the recorded law was sampled (p = {p:.2g})."
+                    f"if the recorded law was sampled ({_chance(p)})."
                     + (
                         " Its bounded companion is balanced: a heavy tail explains the difference." if tail else ""
                     ),
@@ -335,6 +335,10 @@ def _noise_sentence(sums: MismatchSums) -> str:
             "at quantisation, stale weights and expert routing."
         )
     return f"The tokens were drawn from the recorded law, and the trainer's differs from it by little ({size})."
+
+
+def _chance(p: float) -> str:
+    return f"p = {p:.2g}" if p >= 1e-9 else "p < 1e-9"
 
 
 def _distance(estimate: ClusterMean, expected: float) -> str:
