@@ -71,6 +71,7 @@ def test_the_other_frameworks() -> None:
     mixture = torch.log(0.5 * p + 0.5 * q)
     divergence = lambda u: torch.exp(u) - u - 1  # noqa: E731
     clipped = torch.exp(flat).clamp(0.5, 2.0)
+    place = torch.arange(mask.shape[1], dtype=torch.float64).expand(mask.shape)[mask]
     expected = {
         "sampling/sampling_logp_difference/mean": flat.abs().mean(),
         "sampling/sampling_logp_difference/max": flat.abs().max(),
@@ -95,6 +96,11 @@ def test_the_other_frameworks() -> None:
         "rollout_correction/ess": clipped.mean() ** 2 / (clipped**2).mean(),
         "mismatch_kl/all/max": divergence(flat).max(),
         "log_ratio_std": flat.std(correction=0),
+        "position_slope": 1000
+        * torch.cov(torch.stack([place, flat.abs()]), correction=0)[0, 1]
+        / place.var(correction=0),
+        "log_ratio_slope": torch.cov(torch.stack([rollout[mask], flat]), correction=0)[0, 1]
+        / rollout[mask].var(correction=0),
         "log_ratio_kurtosis": ((flat - flat.mean()) ** 4).mean() / flat.var(correction=0) ** 2,
     }
     expected = {name: float(value) for name, value in expected.items()}

@@ -208,18 +208,26 @@ def _add_run(begin, end, ell, cell):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scatter_positions(m, start, ell, where, positions, row):
-    """Add the tokens to the bins of their positions, run by run: neighbours mostly share one."""
+def _scatter_positions(m, start, ell, where, positions, row, out):
+    """Add the tokens to the bins of their positions, run by run (neighbours mostly share one), and their sums."""
     has_positions = positions.shape[0] > 0
     begin, current = 0, -1
+    sum_position = position_sq = ell_abs_position = 0.0
     for k in range(m):
         position = max(positions[where[k]], 0) if has_positions else where[k] - start
+        place = float(position)
+        sum_position += place
+        position_sq += place * place
+        ell_abs_position += place * abs(ell[k])
         bin_ = log_bin(np.float32(position).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
         if bin_ != current:
             if k > begin:
                 _add_run(begin, k, ell, row[POSITION_AT + current])
             begin, current = k, bin_
     _add_run(begin, m, ell, row[POSITION_AT + current])
+    out[Sum.POSITION] += sum_position
+    out[Sum.POSITION_SQ] += position_sq
+    out[Sum.ELL_ABS_POSITION] += ell_abs_position
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -305,7 +313,7 @@ def scan(
             if largest >= SERIES_BELOW:
                 correct_rare(m, t, ell, e, p, out, ext)
             _scatter(m, r, ell, where, token_ids, row, histogram, by_id)
-            _scatter_positions(m, start, ell, where, positions, row)
+            _scatter_positions(m, start, ell, where, positions, row, out)
             if optional:
                 _scatter_optional(
                     m, t, ell, where, entropies, segments, versions, train_now, ranks, row, out, ext, tallies

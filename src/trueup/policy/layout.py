@@ -77,6 +77,9 @@ class Sum(IntEnum):
     K3_OVER_10 = 42  # what ms-swift's cap of 10 takes from K3
     CATASTROPHIC = 43  # e^ℓ < 1e-4
     RHO_BOUNDED = 44  # e^ℓ − 1 where |ℓ| <= ln 2; beyond, e^ℓ for ℓ < 0 and −1 for ℓ > 0
+    POSITION = 45  # position in the response
+    POSITION_SQ = 46
+    ELL_ABS_POSITION = 47  # |ℓ| · position
 
 
 class Extreme(IntEnum):

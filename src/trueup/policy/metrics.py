@@ -112,6 +112,13 @@ def slope(s: Totals) -> Array:
     return covariance / (s["rollout_sq"] - s["rollout"] ** 2 / n)
 
 
+def position_slope(s: Totals) -> Array:
+    """Slope of |ℓ| on the position in the response, per thousand tokens."""
+    n = s["n"]
+    covariance = s["ell_abs_position"] - s["ell_abs"] * s["position"] / n
+    return 1000.0 * covariance / (s["position_sq"] - s["position"] ** 2 / n)
+
+
 TRUEUP: tuple[Metric | ExtremeMetric, ...] = (
     Metric("mean_abs_log_ratio", mean("ell_abs"), "mean |ℓ|, ℓ = log π_train − log μ_rollout", "nats", "higher"),
     ExtremeMetric("max_abs_log_ratio", "ell_abs", True, "largest |ℓ|", "nats"),
@@ -146,6 +153,8 @@ TRUEUP: tuple[Metric | ExtremeMetric, ...] = (
            "higher"),
     Metric("log_ratio_kurtosis", kurtosis, "kurtosis of ℓ (3 = Gaussian)", "", "higher"),
     Metric("log_ratio_slope", slope, "slope of ℓ on log μ", "nats per nat", "nonzero"),
+    Metric("position_slope", position_slope, "slope of |ℓ| on position", "nats per 1000 tokens", "higher",
+           note="growth along the response points to positions, caches or a context that drifted"),
     Metric("positive_fraction", mean("positive"), "tokens with ℓ > 0", "fraction", "nonzero",
            note="0 when a truncated support was renormalised"),
     Metric("exact_zero_fraction", mean("zero"), "tokens with ℓ = 0 exactly", "fraction", "nonzero",

@@ -98,6 +98,7 @@ def report_mismatch(
         gaps=tuple(gaps),
         curves=(
             _histogram_curve(sums.histogram),
+            _lag_curve(sums.lags),
             *mismatch_curves(sums, replicates=replicates, confidence=confidence, rng=rng),
         ),
         counts=counts,
@@ -365,6 +366,24 @@ def _histogram_curve(histogram: Array) -> Curve:
         high=(None,) * len(bins),
         method="exact counts in log-spaced bins, four an octave of |ℓ|",
         label="distribution of the log-ratio",
+    )
+
+
+def _lag_curve(lags: Array) -> Curve:
+    """Correlation of log π of a token with log μ of its neighbours: peaks at 0 unless one column is shifted."""
+    none = (None,) * len(LAGS)
+    return Curve(
+        name="log_prob_correlation_by_lag",
+        x="lag of log μ (tokens)",
+        unit="correlation",
+        left=tuple(float(lag) for lag in LAGS),
+        right=tuple(float(lag + 1) for lag in LAGS),
+        n=tuple(int(n) for n in lags[:, 0]),
+        value=tuple(float(value) for value in lag_correlations(lags)),
+        low=none,
+        high=none,
+        method=f"first {LAG_SCAN_TOKENS} tokens of each sequence; no interval",
+        label="correlation of log π with log μ by lag",
     )
 
 
