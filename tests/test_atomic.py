@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from unprivileged import as_ordinary_user
 
 from trueup.atomic import atomic_path, write_text
 from trueup.errors import InputError
@@ -83,9 +84,11 @@ def test_folders_and_missing_folders(tmp_path: Path) -> None:
         write_text(tmp_path / "file" / "a.txt", "text")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
-    with pytest.raises(InputError, match="cannot be written: Permission denied"):
+    with (
+        as_ordinary_user(tmp_path),
+        pytest.raises(InputError, match="cannot be written: Permission denied"),
+    ):
         write_text(folder / "a.txt", "text")

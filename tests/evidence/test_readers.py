@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unprivileged import as_ordinary_user
 
 from trueup.errors import InputError
 from trueup.evidence import TokenTrace
@@ -733,11 +734,11 @@ def test_paths_that_are_no_file(tmp_path: Path) -> None:
         assert error_of(tmp_path / "pipe").problem == "is not a regular file"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_permission(tmp_path: Path) -> None:
     path = save_jsonl(tmp_path / "t", [ROW])
     path.chmod(0)
-    assert error_of(path).problem == "cannot be read: Permission denied"
+    with as_ordinary_user(tmp_path):
+        assert error_of(path).problem == "cannot be read: Permission denied"
 
 
 def test_a_file_that_vanishes_between_opening_and_reading(save: Any) -> None:
