@@ -1,62 +1,19 @@
-"""Charts as SVG text: drawn offline, without a script, a style sheet or a reference to anything outside.
+"""The charts of a report, as SVG text that needs nothing outside itself.
 
 Each function takes curves and returns an ``<svg>`` that fills the width it is given, or an empty string where the
-curves hold nothing that can be drawn. The colours are a closed set of literals (``PALETTE``), so that a page can
-remap them for a dark background with attribute selectors.
+curves hold nothing that can be drawn.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
-from typing import Any, Literal, cast
-from xml.etree import ElementTree
+from typing import Any, Literal
 
 from trueup.gap import Curve, format_number
+from trueup.report.svg import PALETTE, inline_data, to_svg
 
-PALETTE = {
-    "text": "#4b525c",
-    "grid": "#e3e6ea",
-    "axis": "#9aa1ab",
-    "line": "#234a73",
-    "more": "#2f6db3",
-    "less": "#c4601a",
-    "same": "#868d97",
-}
-
-_SVG = "http://www.w3.org/2000/svg"
-_ELEMENTS = {"svg", "g", "path", "rect", "line", "circle", "text", "tspan", "defs", "clipPath", "title"}
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-_FONT_SIZE = 11
-#: Room for the numbers of the vertical axis, the same in stacked panels so that their plots line up.
-_AXIS_ROOM = 46
-
-_THEME: dict[str, Any] = {
-    "background": None,
-    "font": _FONT,
-    "padding": 2,
-    "aria": False,
-    "view": {"stroke": None},
-    "axis": {
-        "labelFontSize": _FONT_SIZE,
-        "titleFontSize": _FONT_SIZE,
-        "titleFontWeight": "normal",
-        "labelColor": PALETTE["text"],
-        "titleColor": PALETTE["text"],
-        "gridColor": PALETTE["grid"],
-        "domainColor": PALETTE["axis"],
-        "tickColor": PALETTE["axis"],
-        "tickSize": 4,
-        "labelPadding": 4,
-        "titlePadding": 8,
-    },
-    "axisX": {"grid": False},
-    "axisY": {"domain": False, "ticks": False, "minExtent": _AXIS_ROOM, "maxExtent": _AXIS_ROOM},
-    "text": {"fontSize": _FONT_SIZE, "color": PALETTE["text"]},
-}
 
 _AXIS_TITLES = {
     "position": "token of the response (log scale)",
@@ -79,18 +36,16 @@ def ratio_histogram(curve: Curve, *, width: int = 860, height: int = 250) -> str
         return ""
     import altair as alt
 
+    long = width > 600
     reach = max(abs(edge) for bar in bars for edge in (bar["left"], bar["right"])) + 0.1
     counted = bars[0]["counted"]
     floor = 0.6 if counted else min(bar["height"] for bar in bars) * 0.6
     for bar in bars:
         bar["floor"] = floor
-    ticks = _signed_ticks(base, reach, per_side=6 if width > 600 else 3)
+    ticks = _signed_ticks(base, reach, per_side=9 if long else 4)
     x_axis = alt.Axis(
         values=[place for place, _ in ticks],
-        # Shifted to be positive: Vega would write the key of a negative place with a typographic minus.
-        labelExpr=_lookup(
-            {f"{place + 100:.6f}": text for place, text in ticks}, "format(datum.value + 100, '.6f')"
-        ),
+        labelExpr=_lookup({str(round(place * 1000)): text for place, text in ticks}, "round(datum.value * 1000)"),
         title="log-ratio ℓ = log π − log μ, nats (log scale, both signs)",
     )
     tallest = max(bar["height"] for bar in bars)
@@ -102,7 +57,7 @@ def ratio_histogram(curve: Curve, *, width: int = 860, height: int = 250) -> str
         title="tokens (log scale)" if counted else "share of tokens (log scale)",
     )
     drawn = (
-        alt.Chart(_data(bars))
+        alt.Chart(inline_data(bars))
         .mark_rect()
         .encode(
             x=alt.X("left:Q", axis=x_axis, scale=alt.Scale(domain=[-reach, reach], nice=False)),
@@ -116,23 +71,29 @@ def ratio_histogram(curve: Curve, *, width: int = 860, height: int = 250) -> str
     twice = math.log10(math.log(2)) - base
     if 0 < twice < reach:
         marks = [{"x": -twice, "text": "ratio ½"}, {"x": twice, "text": "ratio 2"}]
-        rules = alt.Chart(_data(marks)).encode(x="x:Q")
+        rules = alt.Chart(inline_data(marks)).encode(x="x:Q")
         layers.append(rules.mark_rule(color=PALETTE["axis"], strokeDash=[2, 3]))
         layers.append(rules.mark_text(align="left", dx=4, dy=6).encode(text="text:N", y=alt.value(0)))
-    for text, side, place, align in (
-        ("← trainer likes the token less", "less", 0, "left"),
-        ("trainer likes it more →", "more", width, "right"),
-    ):
-        label = alt.Chart(_data([{}])).mark_text(
-            align=cast(Literal["left", "right"], align), color=PALETTE[side], fontWeight="bold"
-        )
-        layers.append(label.encode(x=alt.value(place), y=alt.value(-12), text=alt.value(text)))
+    layers += [
+        _words(
+            "← trainer likes the token less" if long else "← trainer likes it less",
+            color=PALETTE["less"],
+            bold=True,
+        ),
+        _words(
+            "trainer likes it more →" if long else "more →",
+            x=width,
+            align="right",
+            color=PALETTE["more"],
+            bold=True,
+        ),
+    ]
     chart = alt.layer(*layers).properties(width=width, height=height)
-    return _svg(chart, label="Histogram of the log-ratio, with the counts on a log axis")
+    return to_svg(chart, label="Histogram of the log-ratio, with the counts on a log axis")
 
 
 def by_axis(
-    magnitude: Curve, signed: Curve | None = None, spread: Curve | None = None, *, axis: str, width: int = 390
+    magnitude: Curve, signed: Curve | None = None, spread: Curve | None = None, *, axis: str, width: int = 350
 ) -> str:
     """Mean |ℓ| against one axis with its interval band, and below it mean ℓ with its sign, if ``signed`` is given.
 
@@ -145,67 +106,95 @@ def by_axis(
         return ""
     import altair as alt
 
-    x_kind = "N" if axis in CATEGORICAL else "Q"
-    wide = _spread_over_decades([point["value"] for point in upper])
-    hidden = alt.Axis(**{**x_axis, "labels": False, "title": None})
-    shown = alt.Axis(**x_axis)
-    positive = [point for point in upper if point["value"] > 0] if wide else upper
+    log = _spread_over_decades([point["value"] for point in upper])
     # A line between categories would mean nothing.
     deviations = _points(spread, places, floor=0.0) if spread is not None and axis not in CATEGORICAL else []
-    deviations = [point for point in deviations if point["value"] > 0 or not wide]
+    if log:
+        upper, deviations = ([p for p in points if p["value"] > 0] for points in (upper, deviations))
     lower = _points(signed, places) if signed is not None else []
-
-    def panel(points: list[dict[str, Any]], *, title: str, log: bool, height: int, last: bool) -> Any:
-        ticks: dict[str, Any] = {"tickCount": 4}
-        if log:  # an interval that reaches 0 has no place on a log axis: cut it a little below the values
-            least = min(point["value"] for point in points + deviations) / 2
-            for point in points:
-                point["low"] = None if point["low"] is None else max(point["low"], least)
-            largest = max(max(point["value"], point["high"] or 0.0) for point in points + deviations)
-            ticks = {"values": _log_ticks(min(point["low"] or point["value"] for point in points), largest)}
-        y_scale = alt.Scale(type="log" if log else "linear", zero=not log, nice=not log)
-        y_axis = alt.Axis(title=None, labelExpr=_NUMBER_LABEL, **ticks)
-        x = alt.X(f"x:{x_kind}", axis=shown if last else hidden, **x_scale)
-        y = alt.Y("value:Q", scale=y_scale, axis=y_axis)
-        base = alt.Chart(_data(points)).encode(x=x)
-        if axis in CATEGORICAL:
-            layers = [base.mark_rule(color=PALETTE["line"], strokeWidth=2).encode(y="low:Q", y2="high:Q")]
-        else:
-            layers = [
-                base.mark_area(color=PALETTE["line"], opacity=0.18).encode(y="low:Q", y2="high:Q"),
-                base.mark_line(color=PALETTE["line"], strokeWidth=1.6).encode(y=y),
-            ]
-        layers.append(base.mark_circle(color=PALETTE["line"], size=26, opacity=1).encode(y=y))
-        heading = alt.Chart(_data([{}])).mark_text(align="left", baseline="bottom", fontWeight="bold")
-        layers.append(heading.encode(x=alt.value(0), y=alt.value(-7), text=alt.value(title)))
-        return layers, height
-
-    def finish(layers: list[Any], height: int) -> Any:
-        return alt.layer(*layers).properties(width=width, height=height)
-
-    log_note = ", log scale" if wide else ""
-    layers, height = panel(positive, title=f"mean |ℓ|, nats{log_note}", log=wide, height=150, last=not lower)
+    kind, tall, low = ("N", 100, 70) if axis in CATEGORICAL else ("Q", 150, 84)
+    shown = alt.X(f"x:{kind}", axis=alt.Axis(**x_axis), **x_scale)
+    hidden = alt.X(f"x:{kind}", axis=alt.Axis(**{**x_axis, "labels": False, "title": None}), **x_scale)
+    title = "mean |ℓ|, nats, log scale" if log else "mean |ℓ|, nats"
+    layers = _panel(upper, hidden if lower else shown, title=title, height=tall, log=log, also=deviations)
     if deviations:
-        dashed = alt.Chart(_data(deviations)).mark_line(color=PALETTE["same"], strokeDash=[4, 3], strokeWidth=1.4)
-        layers.append(dashed.encode(x=f"x:{x_kind}", y="value:Q"))
-        key = alt.Chart(_data([{}])).mark_text(align="right", baseline="bottom", color=PALETTE["same"])
-        layers.append(
-            key.encode(x=alt.value(width), y=alt.value(-7), text=alt.value("- - standard deviation of ℓ"))
+        dashed = alt.Chart(inline_data(deviations)).mark_line(
+            color=PALETTE["same"], strokeDash=[4, 3], strokeWidth=1.4
         )
-    panels = [finish(layers, height)]
+        layers += [
+            dashed.encode(x=f"x:{kind}", y="value:Q"),
+            _words("- - standard deviation of ℓ", x=width, align="right", color=PALETTE["same"]),
+        ]
+    panels = [alt.layer(*layers).properties(width=width, height=tall)]
     if lower:
-        layers, height = panel(lower, title="mean ℓ with its sign, nats", log=False, height=84, last=True)
-        zero = alt.Chart(_data([{"y": 0}])).mark_rule(color=PALETTE["axis"]).encode(y="y:Q")
-        panels.append(finish([zero, *layers], height))
-    chart = panels[0] if len(panels) == 1 else alt.vconcat(*panels, spacing=26, bounds="flush")
-    return _svg(chart, label=f"Mean size of the log-ratio by {axis.replace('_', ' ')}")
+        zero = alt.Chart(inline_data([{"y": 0}])).mark_rule(color=PALETTE["axis"]).encode(y="y:Q")
+        layers = [zero, *_panel(lower, shown, title="mean ℓ with its sign, nats", height=low)]
+        panels.append(alt.layer(*layers).properties(width=width, height=low))
+    chart = panels[0] if len(panels) == 1 else alt.vconcat(*panels, spacing=38, bounds="flush")
+    return to_svg(chart, label=f"Mean size of the log-ratio by {axis.replace('_', ' ')}")
+
+
+def _panel(
+    points: list[dict[str, Any]],
+    x: Any,
+    *,
+    title: str,
+    height: int,
+    log: bool = False,
+    also: list[dict[str, Any]] | None = None,
+) -> list[Any]:
+    """Layers of one panel: intervals, values and a heading. ``also``: other points that the axis must span."""
+    import altair as alt
+
+    if log:
+        values = [point["value"] for point in [*points, *(also or [])]]
+        least = min(values) / 2
+        for point in points:  # an interval that reaches 0 has no place on a log axis
+            point["low"] = None if point["low"] is None else max(point["low"], least)
+        ticks = _log_ticks(values)
+        labels = _lookup({_log_key(tick): edge_label(tick) for tick in ticks}, _LOG_KEY)
+        y_axis = alt.Axis(title=None, values=ticks, labelExpr=labels)
+    else:
+        y_axis = alt.Axis(title=None, tickCount=max(2, height // 36), labelExpr=_NUMBER_LABEL)
+    y = alt.Y("value:Q", scale=alt.Scale(type="log" if log else "linear", zero=not log, nice=not log), axis=y_axis)
+    base = alt.Chart(inline_data(points)).encode(x=x)
+    if x.to_dict()["type"] == "nominal":
+        layers = [base.mark_rule(color=PALETTE["line"], strokeWidth=2).encode(y="low:Q", y2="high:Q")]
+    else:
+        layers = [
+            base.mark_area(color=PALETTE["line"], opacity=0.18).encode(y="low:Q", y2="high:Q"),
+            base.mark_line(color=PALETTE["line"], strokeWidth=1.6).encode(y=y),
+        ]
+    layers.append(base.mark_circle(color=PALETTE["line"], size=26, opacity=1).encode(y=y))
+    return [*layers, _words(title, bold=True)]
+
+
+def _words(
+    text: str, *, x: float = 0, align: Literal["left", "right"] = "left", color: str = "", bold: bool = False
+) -> Any:
+    """One of our own texts above a panel."""
+    import altair as alt
+
+    weight: Literal["bold", "normal"] = "bold" if bold else "normal"
+    mark = alt.Chart(inline_data([{}])).mark_text(
+        align=align, baseline="bottom", fontWeight=weight, color=color or PALETTE["text"]
+    )
+    return mark.encode(x=alt.value(x), y=alt.value(-9), text=alt.value(text))
 
 
 #: Numbers on a vertical axis: short, and powers of ten below a thousandth.
 _NUMBER_LABEL = (
-    "datum.value == 0 ? '0' : abs(datum.value) < 0.001 || abs(datum.value) >= 10000"
-    " ? replace(format(datum.value, '.1~e'), '−', '−') : format(datum.value, '~g')"
+    "datum.value == 0 ? '0' : abs(datum.value) < 0.0001 || abs(datum.value) >= 10000"
+    " ? format(datum.value, '.1~e') : format(datum.value, '~g')"
 )
+
+
+#: Ticks of a log axis are looked up by a hundred times their decadic logarithm, which survives rounding.
+_LOG_KEY = "round(log(datum.value) / LN10 * 100)"
+
+
+def _log_key(value: float) -> str:
+    return str(round(math.log10(value) * 100))
 
 
 def _histogram_bars(curve: Curve) -> tuple[list[dict[str, Any]], float]:
@@ -263,11 +252,26 @@ def _log_edges(left: float, right: float, step: float) -> tuple[float, float]:
 
 def _signed_ticks(base: float, reach: float, *, per_side: int) -> list[tuple[float, str]]:
     """Powers of ten on both sides of 0, thinned to ``per_side``, counted from 1 so that familiar ones stay."""
-    powers = range(math.ceil(base + 0.3), math.floor(base + reach) + 1)
+    room = reach / (2 * per_side)  # next to the 0, which keeps its label
+    powers = list(range(math.ceil(base + room), math.floor(base + reach) + 1))
     every = max(1, math.ceil(len(powers) / per_side))
     kept = [power for power in powers if power % every == 0]
     positive = [(power - base, power_of_ten(power)) for power in kept]
     return [(-place, f"−{text}") for place, text in reversed(positive)] + [(0.0, "0"), *positive]
+
+
+def _log_ticks(values: list[float]) -> list[float]:
+    """Powers of ten that the values span, with 3 (or 2 and 5) between them where there are few."""
+    low, high = math.log10(min(values) / 2), math.log10(max(values) * 1.2)
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    ticks: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        ticks = [
+            step * 10.0**power for power in powers for step in steps if low <= math.log10(step) + power <= high
+        ]
+        if len(ticks) > 2:
+            break
+    return ticks
 
 
 def power_of_ten(power: int) -> str:
@@ -290,14 +294,14 @@ def edge_label(edge: float) -> str:
         return f"{math.floor(edge * 10**digits) / 10**digits:.{digits}f}".rstrip("0").rstrip(".")
     if 0 < abs(edge) < 0.001:
         mantissa, power = f"{edge:.0e}".split("e")
-        return f"{mantissa}·{power_of_ten(int(power))}"
+        return power_of_ten(int(power)) if mantissa == "1" else f"{mantissa}·{power_of_ten(int(power))}"
     return f"{edge:.2g}".replace("-", "−") if math.isfinite(edge) else format_number(edge)
 
 
 def category_label(axis: str, code: float) -> str:
     """Words for an integer code of a categorical axis."""
     if axis == "repetition":
-        return "seen before" if code else "first time in its sequence"
+        return "seen before" if code else "first time"
     if axis == "segment" and code < 0:
         return "prompt"
     return f"{code:g}".replace("-", "−")
@@ -316,10 +320,11 @@ def _x_axis(curve: Curve, axis: str) -> tuple[list[Any], dict[str, Any], dict[st
             for left, right in zip(curve.left, curve.right, strict=True)
         ]
         tens = [10**power for power in range(8)]
-        top = max(places, default=1)
+        drawn = [place for place, value in zip(places, curve.value, strict=True) if math.isfinite(value)]
+        top = max(drawn, default=1)
         return (
             places,
-            {"title": title, "values": [ten for ten in tens if ten <= top * 2], "format": "~s"},
+            {"title": title, "values": [ten for ten in tens if ten <= top], "format": "~s"},
             {"scale": _scale(type="log", domain=[1, max(top, 10)], nice=False)},
         )
     edges = [*curve.left, curve.right[-1]] if curve.left else []
@@ -329,8 +334,9 @@ def _x_axis(curve: Curve, axis: str) -> tuple[list[Any], dict[str, Any], dict[st
         {
             "title": title,
             "values": list(range(len(edges))),
-            "labelExpr": _lookup(labels, "format(datum.value, 'd')"),
+            "labelExpr": _lookup(labels, "round(datum.value)"),
             "labelOverlap": "parity",
+            "labelSeparation": 8,
             "labelFlush": False,
         },
         {"scale": _scale(domain=[0, max(len(curve.left), 1)], nice=False)},
@@ -344,7 +350,7 @@ def _scale(**options: Any) -> Any:
 
 
 def _points(curve: Curve, places: list[Any], *, floor: float | None = None) -> list[dict[str, Any]]:
-    """The bins that can be drawn: finite values; a bound that is missing leaves a hole in the band."""
+    """The bins that can be drawn: finite values; a missing bound leaves a hole in the band."""
     points = []
     for place, value, low, high in zip(places, curve.value, curve.low, curve.high, strict=False):
         if math.isfinite(value):
@@ -356,12 +362,6 @@ def _points(curve: Curve, places: list[Any], *, floor: float | None = None) -> l
     return points
 
 
-def _log_ticks(least: float, largest: float) -> list[float]:
-    """1 and 3 in every decade between two positive numbers."""
-    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(largest)) + 1)
-    return [lead * 10.0**power for power in powers for lead in (1, 3) if least <= lead * 10.0**power <= largest]
-
-
 def _spread_over_decades(values: list[float]) -> bool:
     positive = [value for value in values if value > 0]
     return len(positive) > 1 and max(positive) / min(positive) > 20
@@ -370,45 +370,3 @@ def _spread_over_decades(values: list[float]) -> bool:
 def _lookup(table: dict[str, str], key: str) -> str:
     """A Vega expression that maps the formatted ``key`` through ``table`` (whose texts are ours, never data's)."""
     return f"{json.dumps(table, ensure_ascii=False)}[{key}]"
-
-
-def _data(rows: list[dict[str, Any]]) -> Any:
-    import altair as alt
-
-    data: Any = alt.Data
-    return data(values=rows)
-
-
-def _svg(chart: Any, *, label: str) -> str:
-    """Compile a chart offline, and keep of the drawing only shapes and text."""
-    import altair as alt
-    import vl_convert
-
-    spec = chart.to_dict()
-    spec["config"] = _THEME
-    version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    return _sealed(vl_convert.vegalite_to_svg(spec, vl_version=version), label=label)
-
-
-def _sealed(svg: str, *, label: str) -> str:
-    """``svg`` without size, foreign elements, links or handlers; its ids made unique to this drawing."""
-    ElementTree.register_namespace("", _SVG)
-    root = ElementTree.fromstring(svg)
-    prefix = "c" + hashlib.sha256(svg.encode()).hexdigest()[:8]
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.removeprefix(f"{{{_SVG}}}") not in _ELEMENTS:
-                parent.remove(child)
-        for name in list(parent.attrib):
-            if name.startswith(("on", "aria", "role", "font-family")) or "href" in name or name == "style":
-                del parent.attrib[name]
-        if "id" in parent.attrib:
-            parent.attrib["id"] = prefix + parent.attrib["id"]
-        if "clip-path" in parent.attrib:
-            parent.attrib["clip-path"] = re.sub(r"url\(#", f"url(#{prefix}", parent.attrib["clip-path"])
-    for size in ("width", "height"):
-        root.attrib.pop(size, None)
-    root.attrib.update(
-        {"class": "chart", "width": "100%", "role": "img", "aria-label": label, "font-family": _FONT}
-    )
-    return ElementTree.tostring(root, encoding="unicode")

@@ -1,6 +1,6 @@
-"""A report as one HTML file that needs nothing else: no network, no script to be read, no life in the data.
+"""A report as one HTML file that needs nothing else: no network, and nothing alive that came from the data.
 
-Every expression of the template passes through ``inert`` and is escaped; the only markup that is let through are
+Every expression of the template passes through ``inert`` and is escaped. The only markup that is let through are
 our own charts, and the only script is ours, named by its hash in the page's content security policy.
 """
 
@@ -24,7 +24,7 @@ from trueup.report import charts, reader, summary
 from trueup.report.inert import inert
 
 _TEMPLATES = files("trueup.report") / "templates"
-#: Axes in the order of the page: words for the heading, and whether the chart gets the larger size.
+#: Axes in the order of the page: the words of their headings.
 _AXES: dict[str, str] = {
     "position": "By position",
     "probability": "By probability",
@@ -139,7 +139,7 @@ def _histogram(report: GapReport) -> Figure | None:
     wide = charts.ratio_histogram(curve, width=880, height=250)
     if not wide:
         return None
-    narrow = charts.ratio_histogram(curve, width=330, height=250)
+    narrow = charts.ratio_histogram(curve, width=300, height=250)
     rows = tuple(
         (_edges(left, right), f"{n:,}", format_number(share))
         for left, right, n, share in zip(curve.left, curve.right, curve.n, curve.value, strict=True)

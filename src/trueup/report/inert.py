@@ -42,9 +42,9 @@ def token_text(text: object, *, limit: int = 24) -> str:
     (' the', '··', '⏎⏎', '⇥}')
     """
     marked = inert(text).replace("\n", "⏎").replace("\t", "⇥").replace("\xa0", "⍽").replace("\u3000", "□")
+    marked = _SPACES.sub(lambda run: "·" * len(run[0]), marked)
     if len(marked) > limit and len(set(marked)) == 1:  # an indentation of 64 spaces
         marked = f"{marked[0]}×{len(marked)}"
-    marked = _SPACES.sub(lambda run: "·" * len(run[0]), marked)
     return marked if len(marked) <= limit else marked[: limit - 1] + "…"
 
 

@@ -43,6 +43,7 @@ class Passage:
     title: str
     prompt: str
     response: str
+    origin: tuple[tuple[str, str], ...]
     facts: tuple[tuple[str, str], ...]
     chips: tuple[Chip, ...]
     before: int
@@ -85,7 +86,7 @@ def _passage(one: TokenTrace, total: float | None) -> Passage:
         facts.append(("largest |ℓ|", format_number(float(size.max()))))
     if total is not None and 0 < carried <= total * (1 + 1e-6):
         facts.append(("share of Σ|ℓ|", f"{carried / total:.1%}"))
-    facts += [
+    origin = [
         (label, _shown(column[0]))
         for label, column in (
             ("reward", one.reward),
@@ -97,8 +98,9 @@ def _passage(one: TokenTrace, total: float | None) -> Passage:
     named = one.token_texts is not None
     return Passage(
         title=_title(one.sequence_id[0]),
-        prompt=_text_of(one.prompt, limit=_PROMPT_CHARACTERS),
-        response="" if named else _text_of(one.response, limit=2 * _PROMPT_CHARACTERS),
+        prompt=_excerpt(one.prompt, _PROMPT_CHARACTERS),
+        response="" if named else _excerpt(one.response, 2 * _PROMPT_CHARACTERS),
+        origin=tuple(origin),
         facts=tuple(facts),
         chips=tuple(_chip(one, index, float(log_ratio[index])) for index in range(start, stop)),
         before=start,
@@ -185,7 +187,7 @@ def _title(identifier: Any) -> str:
     return one_line(identifier, limit=80) if isinstance(identifier, str) else f"sequence {identifier}"
 
 
-def _text_of(column: npt.NDArray[np.object_] | None, *, limit: int) -> str:
+def _excerpt(column: npt.NDArray[np.object_] | None, limit: int) -> str:
     return one_line(column[0], limit=limit) if column is not None and isinstance(column[0], str) else ""
 
 

@@ -128,7 +128,7 @@ def _decimals(gap: Gap) -> int | None:
         distance = gap.high - gap.low
     if not 0 < distance < 2e-3 * abs(gap.value):
         return None
-    return min(9, max(0, math.ceil(-math.log10(distance)) + 1))
+    return min(9, max(0, math.ceil(-math.log10(distance) - 1e-6) + 1))
 
 
 def _text(value: float, decimals: int | None) -> str:

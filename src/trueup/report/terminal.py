@@ -19,21 +19,25 @@ from trueup.report.inert import one_line
 _STYLES: dict[summary.Outcome, str] = {"good": "green", "warn": "yellow", "bad": "red", "open": "cyan"}
 #: Below this many columns the interval moves under its value.
 _NARROW = 72
+#: From this many columns on, the long names of frameworks leave room for every field.
+_ROOMY = 110
+#: Lines of prose get no longer than this; tables may.
 _WIDEST = 110
 
 
 def print_report(report: GapReport, diagnosis: Diagnosis, *, console: Console, every: bool = False) -> None:
     """Print the verdict and the headline numbers; with ``every``, all gaps by source as well."""
-    width = min(console.width, _WIDEST)
-    blocks: list[RenderableType] = [_verdict(diagnosis), "", _headline_table(report, narrow=width < _NARROW)]
-    blocks += _left_out(report)
-    blocks += _warnings(report)
+    narrow = console.width < _NARROW
+    blocks: list[RenderableType] = [_verdict(diagnosis), "", _headline_table(report, narrow=narrow)]
+    blocks += _left_out(report) + _warnings(report)
+    if not every and len(report.gaps) > summary.HEADLINE_COUNT:
+        blocks += ["", Text(f"All {len(report.gaps)} numbers, as each framework logs them: --all", style="dim")]
+    console.print(Group(*blocks), width=min(console.width, _WIDEST))
     if every:
         for source, gaps in summary.by_source(report).items():
-            blocks += ["", Text(one_line(source), style="bold"), _gap_table(gaps, narrow=width < _NARROW)]
-    elif len(report.gaps) > summary.HEADLINE_COUNT:
-        blocks += ["", Text(f"All {len(report.gaps)} numbers, as each framework logs them: --all", style="dim")]
-    console.print(Group(*blocks), width=width)
+            console.print()
+            console.print(Text(one_line(source), style="bold"))
+            console.print(_gap_table(gaps, columns=console.width))
 
 
 def _verdict(diagnosis: Diagnosis) -> Panel:
@@ -102,17 +106,22 @@ def _headline_table(report: GapReport, *, narrow: bool) -> Table:
     return table
 
 
-def _gap_table(gaps: list[Gap], *, narrow: bool) -> Table:
-    table = _table("", "value") if narrow else _table("", "value", "unit", "interval", "n")
+def _gap_table(gaps: list[Gap], *, columns: int) -> Table:
+    """The names are long, so that on fewer columns the unit follows the name, and n makes room."""
+    wide, narrow = columns >= _ROOMY, columns < _NARROW
+    table = (
+        _table("", "value", "unit", "interval", "n")
+        if wide
+        else _table("", "value", *[] if narrow else ["interval"])
+    )
     for gap in gaps:
-        cells = [Text(one_line(gap.name)), Text(summary.value_text(gap), style="bold")]
-        if not narrow:
-            cells += [
-                Text(one_line(gap.unit), style="dim"),
-                Text(summary.interval_text(gap)),
-                Text(f"{gap.n:,}", style="dim"),
-            ]
-        table.add_row(*cells)
+        unit, interval = one_line(gap.unit), Text(summary.interval_text(gap))
+        name, value = Text(one_line(gap.name)), Text(summary.value_text(gap), style="bold")
+        if wide:
+            table.add_row(name, value, Text(unit, style="dim"), interval, Text(f"{gap.n:,}", style="dim"))
+        else:
+            name.append(f"  {unit}" if unit else "", style="dim")
+            table.add_row(*([name, value] if narrow else [name, value, interval]))
     return table
 
 

@@ -12,6 +12,15 @@
     return chip.dataset.facts || chip.title;
   }
 
+  function place() {
+    if (!shown) return;
+    const box = shown.getBoundingClientRect();
+    const left = Math.min(Math.max(8, box.left), document.documentElement.clientWidth - card.offsetWidth - 8);
+    const above = box.top - card.offsetHeight - 8;
+    card.style.left = left + "px";
+    card.style.top = (above > 8 ? above : box.bottom + 8) + "px";
+  }
+
   function show(chip) {
     if (shown === chip) return;
     hide();
@@ -33,11 +42,7 @@
     }
     card.replaceChildren(head, list);
     card.hidden = false;
-    const box = chip.getBoundingClientRect();
-    const left = Math.min(Math.max(8, box.left), document.documentElement.clientWidth - card.offsetWidth - 8);
-    const above = box.top - card.offsetHeight - 8;
-    card.style.left = left + "px";
-    card.style.top = (above > 8 ? above : box.bottom + 8) + "px";
+    place();
     chip.setAttribute("aria-describedby", "card");
   }
 
@@ -88,7 +93,7 @@
       chip.focus();
     });
   }
-  addEventListener("scroll", hide, { passive: true });
+  addEventListener("scroll", place, { passive: true });
 
   const table = document.querySelector("table.gaps");
   if (table) {
