@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -172,14 +172,17 @@ def scan_trace(
     blocks = _block_bounds(trace.offsets, block_tokens)
 
     def scan(bounds: tuple[int, int]) -> MismatchSums:
-        block = trace.block(*bounds)
-        return _scan_block(block, keys[bounds[0] : bounds[1]], correction, vocabulary)
+        return _scan_block(trace, bounds, keys[bounds[0] : bounds[1]], correction, vocabulary)
 
     total: MismatchSums | None = None
     for part in _ordered_map(scan, blocks, threads or os.cpu_count() or 1):
         total = part if total is None else total.merge(part)
     assert total is not None
-    return total
+    # Copied once, here: the sums of a chunk must not keep the chunk alive.
+    kept = trace.take([worst.row for worst in total.worst])
+    return replace(
+        total, worst=tuple(replace(worst, trace=kept, row=row) for row, worst in enumerate(total.worst))
+    )
 
 
 def cluster_keys(trace: TokenTrace) -> npt.NDArray[np.int64]:
@@ -192,8 +195,13 @@ def cluster_keys(trace: TokenTrace) -> npt.NDArray[np.int64]:
 
 
 def _scan_block(
-    block: TokenTrace, keys: npt.NDArray[np.int64], correction: RolloutCorrection, vocabulary: int
+    trace: TokenTrace,
+    bounds: tuple[int, int],
+    keys: npt.NDArray[np.int64],
+    correction: RolloutCorrection,
+    vocabulary: int,
 ) -> MismatchSums:
+    block = trace.block(*bounds)
     sequences = len(block)
     curve_keys, curve_row, curves_pooled = dense_rows(keys, capacity=MAX_CURVE_CLUSTERS)
     sums = np.zeros((sequences, len(Sum)))
@@ -274,7 +282,7 @@ def _scan_block(
         sequence_histogram=sequence_histogram,
         by_id=by_id,
         lags=lags,
-        worst=_worst_of_block(block, sums, keys),
+        worst=_worst_of_block(trace, bounds[0], sums, keys),
     )
 
 
@@ -353,12 +361,13 @@ def _train_versions(block: TokenTrace) -> npt.NDArray[np.int32]:
     return newest
 
 
-def _worst_of_block(block: TokenTrace, sums: Array, keys: npt.NDArray[np.int64]) -> tuple[WorstSequence, ...]:
+def _worst_of_block(
+    trace: TokenTrace, first: int, sums: Array, keys: npt.NDArray[np.int64]
+) -> tuple[WorstSequence, ...]:
     k3 = sums[:, Sum.K3] + sums[:, Sum.K3_OVER]
     order = np.argsort(-k3, kind="stable")[:WORST]
     order = order[k3[order] > 0.0]
-    kept = block.take(order)
-    return tuple(WorstSequence(float(k3[row]), int(keys[row]), kept, i) for i, row in enumerate(order))
+    return tuple(WorstSequence(float(k3[row]), int(keys[row]), trace, first + int(row)) for row in order)
 
 
 def _block_bounds(offsets: npt.NDArray[np.int64], block_tokens: int) -> list[tuple[int, int]]:
