@@ -157,7 +157,7 @@ def scan_trace(
     *,
     correction: RolloutCorrection | None = None,
     threads: int | None = None,
-    block_tokens: int = BLOCK_TOKENS,
+    block_tokens: int | None = None,
 ) -> MismatchSums:
     """Measure a trace in one pass, block by block on ``threads`` threads (default: one a core).
 
@@ -169,7 +169,7 @@ def scan_trace(
         raise InputError("has no sequences", file=trace.source or None)
     keys = cluster_keys(trace)
     vocabulary = min(int(trace.token_ids.max(initial=0)) + 1, MAX_VOCABULARY)
-    blocks = _block_bounds(trace.offsets, block_tokens)
+    blocks = _block_bounds(trace.offsets, block_tokens or _even_block(trace.offsets))
 
     def scan(bounds: tuple[int, int]) -> MismatchSums:
         return _scan_block(trace, bounds, keys[bounds[0] : bounds[1]], correction, vocabulary)
@@ -368,6 +368,19 @@ def _worst_of_block(
     order = np.argsort(-k3, kind="stable")[:WORST]
     order = order[k3[order] > 0.0]
     return tuple(WorstSequence(float(k3[row]), int(keys[row]), trace, first + int(row)) for row in order)
+
+
+def _even_block(offsets: npt.NDArray[np.int64]) -> int:
+    """Tokens a block so that there are four blocks, or a multiple: two or four cores then share them evenly.
+
+    It must not depend on how many cores there are, or the last bits of the sums would.
+    """
+    tokens = int(offsets[-1])
+    if tokens <= BLOCK_TOKENS // 2:
+        return BLOCK_TOKENS
+    blocks = 4 * max(1, round(tokens / (4 * BLOCK_TOKENS)))
+    # Blocks end where a sequence does: without room for one more, a sliver would be left over.
+    return tokens // blocks + int(np.diff(offsets).max())
 
 
 def _block_bounds(offsets: npt.NDArray[np.int64], block_tokens: int) -> list[tuple[int, int]]:
