@@ -13,7 +13,7 @@ from policy.synthetic import random_trace
 
 from trueup.errors import InputError
 from trueup.evidence import MISSING, TokenTrace
-from trueup.policy import MismatchSums, RolloutCorrection, mismatch, report_mismatch, scan_trace
+from trueup.policy import MismatchSums, RolloutCorrection, kernel, mismatch, report_mismatch, scan_trace
 from trueup.policy import sums as sums_module
 
 EXACT = {"tallies", "counts"}
@@ -276,3 +276,15 @@ def test_histogram_keeps_signs_apart() -> None:
     assert list(zip(curve.left, curve.right, curve.n, strict=True)) == [
         (-0.3125, -0.25, 2), (0.0, 0.0, 1), (0.5, 0.625, 1),
     ]  # fmt: skip
+
+
+def test_read_only_and_absent_columns_do_not_compile_the_kernel_anew() -> None:
+    trace = random_trace(np.random.default_rng(0))
+    scan_trace(trace)
+    compiled = len(kernel.scan.signatures)
+    locked = trace.rollout_logprobs.copy()
+    locked.flags.writeable = False
+    scan_trace(dataclasses.replace(trace, rollout_logprobs=locked, entropies=None, versions=None))
+    strided = np.repeat(trace.train_logprobs, 2)[::2]
+    assert_same(scan_trace(dataclasses.replace(trace, train_logprobs=strided)), scan_trace(trace))
+    assert len(kernel.scan.signatures) == compiled

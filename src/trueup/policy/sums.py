@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -212,26 +212,26 @@ def _scan_block(
     curves = np.zeros((len(curve_keys), layout.BINS, 4))
     histogram = np.zeros((2, layout.RATIO_BINS.count))
     by_id = np.zeros(vocabulary)
-    rollout, train = _contiguous(block.rollout_logprobs), _contiguous(block.train_logprobs)
-    no_ints, no_floats = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
-    versions = block.versions if block.versions is not None else no_ints
+    offsets, mask = _kernel_input(block.offsets, np.int64), _kernel_input(block.mask, np.bool_)
+    rollout = _kernel_input(block.rollout_logprobs, np.float32)
+    train = _kernel_input(block.train_logprobs, np.float32)
     prompts = block.prompt_ids
     kernel.scan(
-        block.offsets,
+        offsets,
         rollout,
         rollout.view(np.int32),
         train,
         train.view(np.int32),
-        block.mask,
-        block.token_ids,
-        block.positions if block.positions is not None else no_ints,
-        block.segments if block.segments is not None else no_ints,
-        block.entropies if block.entropies is not None else no_floats,
-        versions,
-        _train_versions(block),
-        block.train_ranks if block.train_ranks is not None else no_ints,
-        prompts.values if prompts is not None else no_ints,
-        prompts.offsets if prompts is not None else np.zeros(0, dtype=np.int64),
+        mask,
+        _kernel_input(block.token_ids, np.int32),
+        _kernel_input(block.positions, np.int32),
+        _kernel_input(block.segments, np.int32),
+        _kernel_input(block.entropies, np.float32),
+        _kernel_input(block.versions, np.int32),
+        _kernel_input(_train_versions(block), np.int32),
+        _kernel_input(block.train_ranks, np.int32),
+        _kernel_input(prompts.values if prompts is not None else None, np.int32),
+        _kernel_input(prompts.offsets if prompts is not None else None, np.int64),
         curve_row,
         correction.is_upper,
         correction.low,
@@ -248,12 +248,13 @@ def _scan_block(
     )
     _refuse_impossible(block, impossible)
     lags = np.zeros((len(side_scans.LAGS), 6))
-    side_scans.lag_scan(block.offsets, rollout, train, block.mask, lags)
+    side_scans.lag_scan(offsets, rollout, train, mask, lags)
     current = np.zeros((sequences, len(CurrentSum)))
     if block.current_logprobs is not None:
-        side_scans.scan_current(block.offsets, rollout, train, block.current_logprobs, block.mask, current)
+        latest = _kernel_input(block.current_logprobs, np.float32)
+        side_scans.scan_current(offsets, rollout, train, latest, mask, current)
     corrected = sequence_statistics(
-        correction, sums, extremes, offsets=block.offsets, rollout=rollout, train=train, mask=block.mask
+        correction, sums, extremes, offsets=offsets, rollout=rollout, train=train, mask=mask
     )
     derived, derived_maxima, derived_minima = _derive(sums)
     rows = np.concatenate([sums, derived, current, corrected.columns], axis=1)
@@ -415,6 +416,11 @@ def _add_padded(left: Array, right: Array) -> Array:
     return total
 
 
-def _contiguous(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The values themselves unless they are strided: their bits are looked at through a view."""
-    return np.ascontiguousarray(values)
+def _kernel_input(column: npt.NDArray[Any] | None, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The column as the kernels take every input: contiguous, read-only, of one dtype; length 0 where absent.
+
+    numba compiles anew for each combination of writable and read-only arguments, and a file's columns are either.
+    """
+    view = np.ascontiguousarray(np.zeros(0) if column is None else column, dtype=dtype).view()
+    view.flags.writeable = False
+    return view
