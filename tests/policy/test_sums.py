@@ -288,3 +288,18 @@ def test_read_only_and_absent_columns_do_not_compile_the_kernel_anew() -> None:
     strided = np.repeat(trace.train_logprobs, 2)[::2]
     assert_same(scan_trace(dataclasses.replace(trace, train_logprobs=strided)), scan_trace(trace))
     assert len(kernel.scan.signatures) == compiled
+
+
+def test_position_bins_of_a_long_sequence_against_counting() -> None:
+    rng = np.random.default_rng(0)
+    trace = random_trace(rng, sequences=3, longest=5000, holes=False)
+    whole = dataclasses.replace(trace, mask=np.ones(trace.num_tokens, dtype=np.bool_), group=np.arange(3))
+    ell = np.abs(whole.train_logprobs.astype(np.float64) - whole.rollout_logprobs)
+    place = np.concatenate([np.arange(n) for n in whole.lengths])
+    # The same positions, recorded: they take the other path.
+    recorded = dataclasses.replace(whole, positions=place.astype(np.int32))
+    for curve in (mismatch(t, replicates=0).curve("mean_abs_log_ratio_by_position") for t in (whole, recorded)):
+        for left, right, n, value in zip(curve.left, curve.right, curve.n, curve.value, strict=True):
+            inside = (place >= left) & (place < right)
+            assert n == inside.sum()
+            assert value == pytest.approx(ell[inside].mean(), rel=1e-9)

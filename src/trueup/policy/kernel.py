@@ -56,6 +56,8 @@ from trueup.stats.logbins import log_bin
 _RATIO_SHIFT, _RATIO_BASE, _RATIO_COUNT = RATIO_BINS.shift, RATIO_BINS.base, RATIO_BINS.count
 _SURP_SHIFT, _SURP_BASE, _SURP_COUNT = SURPRISAL_BINS.shift, SURPRISAL_BINS.base, SURPRISAL_BINS.count
 _POS_SHIFT, _POS_BASE, _POS_COUNT = POSITION_BINS.shift, POSITION_BINS.base, POSITION_BINS.count
+# The first whole position of each bin.
+_POS_EDGES = np.ceil(POSITION_BINS.edges)
 
 _MISSING_BITS = np.int32(0x7FC00001)
 _TILE = 512
@@ -102,22 +104,15 @@ def _mark_repeats(token_ids, last_seen, stamp, seen):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _all_usual(rollout, train, mask):
-    """Whether every token counts and both its log-probabilities are ordinary."""
+def _gather_all(first, rollout, train, mask, r, t, where):
+    """Take the whole tile; returns whether every token counts and both its log-probabilities are ordinary."""
     unusual = False
     for k in range(rollout.shape[0]):
         x, y = rollout[k], train[k]
         unusual |= not ((x >= -100.0) & (x < 0.0) & (y >= -100.0) & (y < 0.0) & mask[k])
-    return not unusual
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _gather_all(first, rollout, train, r, t, where):
-    """Take a tile in which ``_all_usual`` holds."""
-    for k in range(rollout.shape[0]):
-        r[k], t[k] = rollout[k], train[k]
+        r[k], t[k] = x, y
         where[k] = first + k
-    return rollout.shape[0]
+    return not unusual
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -207,27 +202,37 @@ def _add_run(begin, end, ell, cell):
     cell[3] += size
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _scatter_positions(m, start, ell, where, positions, row, out):
-    """Add the tokens to the bins of their positions, run by run (neighbours mostly share one), and their sums."""
-    has_positions = positions.shape[0] > 0
-    begin, current = 0, -1
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCE)
+def _sum_positions(m, place, ell, out):
+    """Add the sums of the tokens' positions."""
     sum_position = position_sq = ell_abs_position = 0.0
     for k in range(m):
-        position = max(positions[where[k]], 0) if has_positions else where[k] - start
-        place = float(position)
-        sum_position += place
-        position_sq += place * place
-        ell_abs_position += place * abs(ell[k])
-        bin_ = log_bin(np.float32(position).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
-        if bin_ != current:
-            if k > begin:
-                _add_run(begin, k, ell, row[POSITION_AT + current])
-            begin, current = k, bin_
-    _add_run(begin, m, ell, row[POSITION_AT + current])
+        sum_position += place[k]
+        position_sq += place[k] * place[k]
+        ell_abs_position += place[k] * abs(ell[k])
     out[Sum.POSITION] += sum_position
     out[Sum.POSITION_SQ] += position_sq
     out[Sum.ELL_ABS_POSITION] += ell_abs_position
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _scatter_positions(m, start, ell, where, positions, place, row, out):
+    """Add the tokens to the bins of their positions, run by run: neighbours mostly share one."""
+    if positions.shape[0] > 0:
+        for k in range(m):
+            place[k] = max(positions[where[k]], 0)
+    else:
+        for k in range(m):
+            place[k] = where[k] - start
+    _sum_positions(m, place, ell, out)
+    # Consecutive positions share a bin up to its edge; others are looked at one by one.
+    consecutive = place[m - 1] - place[0] == m - 1 and positions.shape[0] == 0
+    begin = 0
+    while begin < m:
+        bin_ = log_bin(np.float32(place[begin]).view(np.int32), _POS_SHIFT, _POS_BASE, _POS_COUNT)
+        end = min(m, begin + int(min(_POS_EDGES[bin_ + 1] - place[begin], m))) if consecutive else begin + 1
+        _add_run(begin, end, ell, row[POSITION_AT + bin_])
+        begin = end
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -274,7 +279,7 @@ def scan(
     optional = entropies.shape[0] + segments.shape[0] + versions.shape[0] + ranks.shape[0] > 0
     r, t = np.empty(_TILE), np.empty(_TILE)
     ell, e, p = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
-    where, repeated = np.empty(_TILE, np.int64), np.empty(_TILE)
+    where, place, repeated = np.empty(_TILE, np.int64), np.empty(_TILE), np.empty(_TILE)
     for s in range(offsets.shape[0] - 1):
         start, stop = offsets[s], offsets[s + 1]
         out, ext, row = sums[s], extremes[s], curves[curve_row[s]]
@@ -291,9 +296,8 @@ def scan(
         for first in range(start, stop, _TILE):
             last = min(first + _TILE, stop)
             _mark_repeats(token_ids[first:last], last_seen, stamp, repeated)
-            if _all_usual(rollout[first:last], train[first:last], mask[first:last]):
-                m = _gather_all(first, rollout[first:last], train[first:last], r, t, where)
-            else:
+            m = last - first
+            if not _gather_all(first, rollout[first:last], train[first:last], mask[first:last], r, t, where):
                 m = _gather_some(
                     first, last, rollout, rollout_bits, train, train_bits, mask, counts, tallies, impossible,
                     r, t, where, repeated,
@@ -313,7 +317,7 @@ def scan(
             if largest >= SERIES_BELOW:
                 correct_rare(m, t, ell, e, p, out, ext)
             _scatter(m, r, ell, where, token_ids, row, histogram, by_id)
-            _scatter_positions(m, start, ell, where, positions, row, out)
+            _scatter_positions(m, start, ell, where, positions, place, row, out)
             if optional:
                 _scatter_optional(
                     m, t, ell, where, entropies, segments, versions, train_now, ranks, row, out, ext, tallies
