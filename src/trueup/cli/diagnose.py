@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +18,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from trueup.atomic import write_text
 from trueup.diagnosis import Diagnosis
 from trueup.errors import InputError
+from trueup.evidence import TokenTrace
 from trueup.evidence.readers import TraceFile, open_trace
 from trueup.gap import GapReport
-from trueup.policy import MismatchSums, RolloutCorrection, diagnose, report_mismatch, scan_trace
+from trueup.policy import RolloutCorrection, diagnose, report_mismatch, scan_chunks
 from trueup.report import print_report, render_html
 
 #: Version of the JSON that ``--json`` writes.
@@ -147,7 +149,9 @@ def diagnose_file(
         if target is not None and target != STDOUT:
             _check_target(target)
     trace_file = open_trace(path, rollout_column=rollout_column, train_column=train_column)
-    sums, seconds = _measure(trace_file, correction)
+    start = time.perf_counter()
+    sums = scan_chunks(_watched(trace_file), correction=correction)
+    seconds = time.perf_counter() - start
     report = report_mismatch(sums, replicates=replicates, confidence=confidence, seed=seed)
     diagnosis = diagnose(sums)
     report = replace(
@@ -192,11 +196,10 @@ def report_document(report: GapReport, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _measure(trace_file: TraceFile, correction: RolloutCorrection | None) -> tuple[MismatchSums, float]:
-    """Scan the file chunk by chunk, with a progress bar where someone is watching."""
+def _watched(trace_file: TraceFile) -> Iterator[TokenTrace]:
+    """The file's chunks, with a progress bar where someone is watching."""
     start = time.perf_counter()
     stderr = Console(stderr=True)
-    sums: MismatchSums | None = None
     tokens = 0
     with Progress(
         SpinnerColumn(),
@@ -210,14 +213,10 @@ def _measure(trace_file: TraceFile, correction: RolloutCorrection | None) -> tup
     ) as progress:
         task = progress.add_task("measuring", total=trace_file.num_rows, rate="")
         for chunk in trace_file.chunks():
-            part = scan_trace(chunk, correction=correction)
-            sums = part if sums is None else sums.merge(part)
+            yield chunk
             tokens += chunk.num_tokens
             rate = tokens / (time.perf_counter() - start)
             progress.update(task, advance=len(chunk), rate=f"{tokens:,} tokens, {rate / 1e6:.1f} M/s")
-    if sums is None:
-        raise InputError("has no sequences", file=str(trace_file.path))
-    return sums, time.perf_counter() - start
 
 
 def _check_target(target: Path) -> None:

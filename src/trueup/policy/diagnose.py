@@ -23,11 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trueup.diagnosis import Cause, Clue, Diagnosis
-from trueup.errors import InputError
 from trueup.evidence.trace import TokenTrace
 from trueup.policy.mismatch import cluster_statistic, count_report, lag_correlations, surprisal_gap
 from trueup.policy.side_scans import LAGS
-from trueup.policy.sums import MismatchSums, scan_trace, table_columns
+from trueup.policy.sums import MismatchSums, scan_chunks, table_columns
 from trueup.stats import ClusterMean
 
 HONEST_NOISE = "honest numerical noise"
@@ -95,19 +94,7 @@ def diagnose(evidence: TokenTrace | MismatchSums | Iterable[TokenTrace]) -> Diag
     One of: honest numerical noise; sampling law differs from what was recorded; book-keeping error; cannot tell.
     No probabilities are given: no calibrated model stands behind this verdict yet.
     """
-    if isinstance(evidence, MismatchSums):
-        return _diagnose(evidence)
-    chunks = [evidence] if isinstance(evidence, TokenTrace) else evidence
-    total: MismatchSums | None = None
-    for chunk in chunks:
-        part = scan_trace(chunk)
-        total = part if total is None else total.merge(part)
-    if total is None:
-        raise InputError("has no sequences")
-    return _diagnose(total)
-
-
-def _diagnose(sums: MismatchSums) -> Diagnosis:
+    sums = evidence if isinstance(evidence, MismatchSums) else scan_chunks(evidence)
     counts = count_report(sums)
     record = _record_findings(sums, counts)
     law = _law_findings(sums) if counts["counted_tokens"] else []

@@ -21,7 +21,7 @@ from trueup.policy.layout import Seen, Sum, Tally
 from trueup.policy.metrics import ExtremeMetric, Metric
 from trueup.policy.rollout_correction import RolloutCorrection
 from trueup.policy.side_scans import LAG_SCAN_TOKENS, LAGS
-from trueup.policy.sums import MAX_VOCABULARY, MismatchSums, extreme_names, scan_trace, table_columns
+from trueup.policy.sums import MAX_VOCABULARY, MismatchSums, extreme_names, scan_chunks, table_columns
 from trueup.stats import ClusterMean, bootstrap_totals, cluster_mean, percentile_interval, top_share
 
 Array = npt.NDArray[np.float64]
@@ -54,14 +54,8 @@ def mismatch(
     >>> report["mean_abs_log_ratio"].value, report["mean_ratio"].value
     (0.0, 1.0)
     """
-    chunks = [trace] if isinstance(trace, TokenTrace) else trace
-    total: MismatchSums | None = None
-    for chunk in chunks:
-        part = scan_trace(chunk, correction=correction)
-        total = part if total is None else total.merge(part)
-    if total is None:
-        raise InputError("has no sequences")
-    return report_mismatch(total, replicates=replicates, confidence=confidence, seed=seed)
+    sums = scan_chunks(trace, correction=correction)
+    return report_mismatch(sums, replicates=replicates, confidence=confidence, seed=seed)
 
 
 def report_mismatch(

@@ -185,6 +185,19 @@ def scan_trace(
     )
 
 
+def scan_chunks(
+    trace: TokenTrace | Iterable[TokenTrace], *, correction: RolloutCorrection | None = None
+) -> MismatchSums:
+    """Measure a trace, or the chunks of one as they come. Raises ``InputError`` as ``scan_trace`` does."""
+    total: MismatchSums | None = None
+    for chunk in [trace] if isinstance(trace, TokenTrace) else trace:
+        part = scan_trace(chunk, correction=correction)
+        total = part if total is None else total.merge(part)
+    if total is None:
+        raise InputError("has no sequences")
+    return total
+
+
 def cluster_keys(trace: TokenTrace) -> npt.NDArray[np.int64]:
     """The key of each sequence's cluster: its prompt group, else its own place in its own file."""
     if trace.group is not None:
