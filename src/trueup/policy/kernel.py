@@ -104,15 +104,27 @@ def _mark_repeats(token_ids, last_seen, stamp, seen):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _gather_all(first, rollout, train, mask, r, t, where):
-    """Take the whole tile; returns whether every token counts and both its log-probabilities are ordinary."""
+def _gather_all(first, rollout, train, mask, counts, tallies, r, t, where):
+    """Take the whole tile if every token counts and both its log-probabilities are ordinary; returns whether.
+
+    Exact zeros are ordinary: a model that is certain gives them by the thousand.
+    """
     unusual = False
+    rollout_zeros = train_zeros = placeholders = 0
     for k in range(rollout.shape[0]):
         x, y = rollout[k], train[k]
-        unusual |= not ((x >= -100.0) & (x < 0.0) & (y >= -100.0) & (y < 0.0) & mask[k])
+        unusual |= not ((x >= -100.0) & (x <= 0.0) & (y >= -100.0) & (y <= 0.0) & mask[k])
+        rollout_zeros += x == 0.0
+        train_zeros += y == 0.0
+        placeholders += (x == 0.0) & (y < PLACEHOLDER_BELOW)
         r[k], t[k] = x, y
         where[k] = first + k
-    return not unusual
+    if unusual:
+        return False
+    counts[0, Seen.EXACT_ZERO] += rollout_zeros
+    counts[1, Seen.EXACT_ZERO] += train_zeros
+    tallies[Tally.ROLLOUT_PLACEHOLDER] += placeholders
+    return True
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -297,7 +309,9 @@ def scan(
             last = min(first + _TILE, stop)
             _mark_repeats(token_ids[first:last], last_seen, stamp, repeated)
             m = last - first
-            if not _gather_all(first, rollout[first:last], train[first:last], mask[first:last], r, t, where):
+            if not _gather_all(
+                first, rollout[first:last], train[first:last], mask[first:last], counts, tallies, r, t, where
+            ):
                 m = _gather_some(
                     first, last, rollout, rollout_bits, train, train_bits, mask, counts, tallies, impossible,
                     r, t, where, repeated,

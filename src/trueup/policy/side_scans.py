@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from trueup.policy.layout import ROUNDING, SAFETY_BOUND
+from trueup.policy.tile_arithmetic import REDUCE
 
 
 @njit(inline="always")
@@ -29,29 +30,46 @@ def lag_scan(offsets, rollout, train, mask, out):
 
     Pairs lie within one sequence, both tokens count and both log-probabilities are finite.
     """
+    xs, ys, usable = np.empty(LAG_SCAN_TOKENS), np.empty(LAG_SCAN_TOKENS), np.empty(LAG_SCAN_TOKENS)
     for s in range(offsets.shape[0] - 1):
         start = offsets[s]
-        stop = min(offsets[s + 1], start + LAG_SCAN_TOKENS)
+        tokens = min(offsets[s + 1] - start, LAG_SCAN_TOKENS)
+        for i in range(tokens):
+            x, y = float(train[start + i]), float(rollout[start + i])
+            counts = mask[start + i] and _usable(x) and _usable(y)
+            xs[i] = x if counts else 0.0
+            ys[i] = y if counts else 0.0
+            usable[i] = 1.0 if counts else 0.0
         for k in range(7):
             lag = k - 3
-            n = 0
-            sx = sy = sxx = syy = sxy = 0.0
-            for i in range(max(start, start - lag), min(stop, stop - lag)):
-                x, y = float(train[i]), float(rollout[i + lag])
-                if mask[i] and mask[i + lag] and _usable(x) and _usable(y):
-                    n += 1
-                    sx += x
-                    sy += y
-                    sxx += x * x
-                    syy += y * y
-                    sxy += x * y
-            row = out[k]
-            row[0] += n
-            row[1] += sx
-            row[2] += sy
-            row[3] += sxx
-            row[4] += syy
-            row[5] += sxy
+            first, last = max(0, -lag), min(tokens, tokens - lag)
+            if last > first:
+                _add_pairs(
+                    xs[first:last],
+                    ys[first + lag : last + lag],
+                    usable[first:last],
+                    usable[first + lag : last + lag],
+                    out[k],
+                )
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=REDUCE)
+def _add_pairs(x, y, x_usable, y_usable, row):
+    """Add the pairs in which both are usable; an unusable value is 0."""
+    n = sx = sy = sxx = syy = sxy = 0.0
+    for i in range(x.shape[0]):
+        n += x_usable[i] * y_usable[i]
+        sx += x[i] * y_usable[i]
+        sy += y[i] * x_usable[i]
+        sxx += x[i] * x[i] * y_usable[i]
+        syy += y[i] * y[i] * x_usable[i]
+        sxy += x[i] * y[i]
+    row[0] += n
+    row[1] += sx
+    row[2] += sy
+    row[3] += sxx
+    row[4] += syy
+    row[5] += sxy
 
 
 class CurrentSum(IntEnum):

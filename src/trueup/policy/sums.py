@@ -272,10 +272,11 @@ def _scan_block(
     derived, derived_maxima, derived_minima = _derive(sums)
     rows = np.concatenate([sums, derived, current, corrected.columns], axis=1)
     total_abs = sums[:, Sum.ELL_ABS]
-    sequence_histogram = np.zeros((SEQUENCE_BINS.count, 2))
-    np.add.at(
-        sequence_histogram, SEQUENCE_BINS.index(total_abs), np.stack([np.ones_like(total_abs), total_abs], axis=1)
-    )
+    bins = SEQUENCE_BINS.index(total_abs)
+    sequence_histogram = np.stack(
+        [np.bincount(bins, weights=weights, minlength=SEQUENCE_BINS.count) for weights in (None, total_abs)],
+        axis=1,
+    ).astype(np.float64)
     ell_max, ell_min = extremes[:, layout.Extreme.ELL_MAX], extremes[:, layout.Extreme.ELL_MIN]
     dp_max, rank_max = extremes[:, layout.Extreme.DP_MAX], extremes[:, layout.Extreme.RANK_MAX]
     ell_abs = np.maximum(np.abs(ell_max), np.abs(ell_min))

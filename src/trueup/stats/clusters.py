@@ -35,9 +35,7 @@ class ClusterSums:
     def from_rows(cls, keys: Keys, rows: Sums, *, capacity: int) -> ClusterSums:
         """Sum ``rows[n, ...]`` that share a key."""
         unique, row_of, pooled = dense_rows(keys, capacity=capacity)
-        sums = np.zeros((len(unique), *rows.shape[1:]))
-        np.add.at(sums, row_of, rows)
-        return cls(unique, sums, capacity, pooled)
+        return cls(unique, _sum_by_row(rows, row_of), capacity, pooled)
 
     def merge(self, other: ClusterSums) -> ClusterSums:
         """The sums of both; associative, and symmetric up to rounding."""
@@ -74,9 +72,17 @@ def pool(clusters: ClusterSums) -> ClusterSums:
         return clusters
     buckets = _bucket(clusters.keys, clusters.capacity)
     keys, row_of = np.unique(buckets, return_inverse=True)
-    sums = np.zeros((len(keys), *clusters.sums.shape[1:]))
-    np.add.at(sums, row_of, clusters.sums)
-    return ClusterSums(keys, sums, clusters.capacity, pooled=True)
+    return ClusterSums(keys, _sum_by_row(clusters.sums, row_of), clusters.capacity, pooled=True)
+
+
+def _sum_by_row(rows: Sums, row_of: npt.NDArray[np.int64]) -> Sums:
+    """Sum the rows that go to each of the numbers 0, 1, … (all of which occur)."""
+    if len(rows) == 0:
+        return rows
+    order = np.argsort(row_of, kind="stable")
+    first = np.flatnonzero(np.diff(row_of[order], prepend=-1))
+    sums: Sums = np.add.reduceat(rows[order], first, axis=0)
+    return sums
 
 
 def _bucket(keys: Keys, capacity: int) -> Keys:
