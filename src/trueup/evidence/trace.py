@@ -63,8 +63,6 @@ SEQUENCE_COLUMNS: Mapping[str, np.dtype[Any]] = {
     "train_version": np.dtype(np.int32),
 }
 
-REQUIRED_COLUMNS = ("token_ids", "rollout_logprobs", "train_logprobs", "mask", "sequence_id")
-
 
 @dataclass(frozen=True, slots=True)
 class Ragged:

@@ -26,7 +26,7 @@ from trueup.diagnosis import Cause, Clue, Diagnosis
 from trueup.evidence.trace import TokenTrace
 from trueup.policy.mismatch import cluster_statistic, count_report, lag_correlations, surprisal_gap
 from trueup.policy.side_scans import LAGS
-from trueup.policy.sums import MismatchSums, scan_chunks, table_columns
+from trueup.policy.sums import MismatchSums, scan_chunks
 from trueup.stats import ClusterMean
 
 HONEST_NOISE = "honest numerical noise"
@@ -189,8 +189,8 @@ def _law_findings(sums: MismatchSums) -> list[_Finding]:
     findings = []
     ratio, ell = cluster_statistic(sums, "rho"), cluster_statistic(sums, "ell")
     bounded = cluster_statistic(sums, "rho_bounded")
-    totals = dict(zip(table_columns(sums.correction), sums.table.total(), strict=True))
-    ess = totals["rho"] ** 2 / (totals["n"] * totals["rho_sq"])
+    totals = sums.totals()
+    ess = _effective_sample(totals)
     if ess >= MIN_ESS:
         p = ratio.p_value(1.0)
         tail = p < ALPHA and bounded.p_value(0.0) >= ALPHA
@@ -251,14 +251,15 @@ def _limits(sums: MismatchSums, counts: dict[str, int]) -> list[Clue]:
     """Why a passed test would prove nothing here."""
     limits = []
     counted, clusters = counts["counted_tokens"], len(sums.table)
-    unit = "prompt groups" if "group" in sums.columns else "sequences"
     if counted < MIN_TOKENS:
         limits.append(Clue("", f"Only {counted:,} tokens can be compared.", counted, MIN_TOKENS))
     if clusters < MIN_CLUSTERS:
-        limits.append(Clue("", f"The tokens come from only {clusters} {unit}.", clusters, MIN_CLUSTERS))
+        limits.append(
+            Clue("", f"The tokens come from only {clusters} {sums.cluster_unit}.", clusters, MIN_CLUSTERS)
+        )
     if counted == 0:
         return limits
-    totals = dict(zip(table_columns(sums.correction), sums.table.total(), strict=True))
+    totals = sums.totals()
     zeros = totals["zero"] / totals["n"]
     if zeros > 0.999:
         limits.append(
@@ -270,7 +271,7 @@ def _limits(sums: MismatchSums, counts: dict[str, int]) -> list[Clue]:
                 0.999,
             )
         )
-    ess = float(totals["rho"] ** 2 / (totals["n"] * totals["rho_sq"]))
+    ess = _effective_sample(totals)
     ratio = cluster_statistic(sums, "rho")
     if ess < MIN_ESS:
         limits.append(
@@ -303,8 +304,6 @@ def _record_next(sums: MismatchSums, counts: dict[str, int]) -> tuple[str, ...]:
         )
     if "group" not in sums.columns:
         wanted.append("group: which sequences share a prompt, so that intervals are honest.")
-    if "mask" not in sums.columns:
-        wanted.append("mask: which tokens enter the loss.")
     if "versions" not in sums.columns:
         wanted.append("versions: the weights that sampled each token, to tell staleness from arithmetic.")
     if counts["counted_tokens"] < MIN_TOKENS or len(sums.table) < MIN_CLUSTERS:
@@ -313,7 +312,7 @@ def _record_next(sums: MismatchSums, counts: dict[str, int]) -> tuple[str, ...]:
 
 
 def _noise_sentence(sums: MismatchSums) -> str:
-    totals = dict(zip(table_columns(sums.correction), sums.table.total(), strict=True))
+    totals = sums.totals()
     k3 = (totals["k3"] + totals["k3_over"]) / totals["n"]
     size = f"mean |ℓ| {totals['ell_abs'] / totals['n']:.3g}, k3 {k3:.3g} nats a token"
     if k3 > LARGE_K3:
@@ -322,6 +321,11 @@ def _noise_sentence(sums: MismatchSums) -> str:
             "at quantisation, stale weights and expert routing."
         )
     return f"The tokens were drawn from the recorded law, and the trainer's differs from it by little ({size})."
+
+
+def _effective_sample(totals: dict[str, float]) -> float:
+    """Effective sample size of the ratios as a share of n."""
+    return totals["rho"] ** 2 / (totals["n"] * totals["rho_sq"])
 
 
 def _chance(p: float) -> str:

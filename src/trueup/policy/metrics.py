@@ -53,7 +53,6 @@ class ExtremeMetric:
     count: str = "n"
     note: str = ""
     needs: str | None = None
-    transform: Callable[[float], float] = float
 
 
 def mean(column: str, count: str = "n") -> Formula:

@@ -17,7 +17,7 @@ from trueup.gap import Curve, Gap, GapReport
 from trueup.policy import layout
 from trueup.policy.curves import mismatch_curves
 from trueup.policy.frameworks import catalogue
-from trueup.policy.layout import Seen, Sum, Tally
+from trueup.policy.layout import Seen, Tally
 from trueup.policy.metrics import ExtremeMetric, Metric
 from trueup.policy.rollout_correction import RolloutCorrection
 from trueup.policy.side_scans import LAG_SCAN_TOKENS, LAGS
@@ -72,7 +72,7 @@ def report_mismatch(
     totals = dict(zip(names, sums.table.total()[:, None], strict=True))
     formulas = [metric for metric in metrics if isinstance(metric, Metric)]
     low, high = _intervals(formulas, names, sums, replicates=replicates, confidence=confidence, rng=rng)
-    unit = "prompt groups" if "group" in sums.columns else "sequences"
+    unit = sums.cluster_unit
     method = f"bootstrap of {len(sums.table)} {unit}, {confidence:.0%}, percentile"
     extremes = _extremes(sums)
 
@@ -114,17 +114,13 @@ def report_mismatch(
 
 def cluster_statistic(sums: MismatchSums, column: str, count: str = "n") -> ClusterMean:
     """The mean of a column over its unit with its cluster-robust standard error."""
-    names = table_columns(sums.correction)
-    table = sums.table.sums
-    return cluster_mean(table[:, names.index(column)], table[:, names.index(count)])
+    return cluster_mean(sums.by_cluster(column), sums.by_cluster(count))
 
 
 def surprisal_gap(sums: MismatchSums) -> ClusterMean:
     """Mean surprisal minus mean entropy of the trainer, over tokens that have both, cluster-robust."""
-    names = table_columns(sums.correction)
-    table = sums.table.sums
-    difference = table[:, names.index("entropy_surprisal")] - table[:, names.index("entropy")]
-    return cluster_mean(difference, table[:, names.index("entropy_n")])
+    difference = sums.by_cluster("entropy_surprisal") - sums.by_cluster("entropy")
+    return cluster_mean(difference, sums.by_cluster("entropy_n"))
 
 
 def lag_correlations(lags: Array) -> Array:
@@ -139,9 +135,7 @@ def lag_correlations(lags: Array) -> Array:
 def count_report(sums: MismatchSums) -> dict[str, int]:
     """What was met in the data: tokens that count, and every exclusion and oddity by name."""
     tallies = {entry.name.lower(): int(sums.tallies[entry]) for entry in Tally}
-    sequences, batch = (
-        int(sums.table.total()[table_columns(sums.correction).index(column)]) for column in ("seqs", "batch")
-    )
+    sequences, batch = (int(sums.by_cluster(column).sum()) for column in ("seqs", "batch"))
     counts = {
         "sequences": batch,
         "empty_sequences": batch - sequences,
@@ -241,9 +235,8 @@ def _extremes(sums: MismatchSums) -> dict[str, tuple[float, float]]:
 def _identity_gaps(sums: MismatchSums, unit: str) -> list[Gap]:
     """The two identities and the surprisal test as z-scores (handbook F1, F2, F3), cluster-robust."""
     ratio, ell = cluster_statistic(sums, "rho"), cluster_statistic(sums, "ell")
-    names = table_columns(sums.correction)
-    n = int(sums.table.total()[0])
-    totals = dict(zip(names, sums.table.total(), strict=True))
+    totals = sums.totals()
+    n = int(totals["n"])
     mean, variance = totals["rho"] / n, max(totals["rho_sq"] / n - (totals["rho"] / n) ** 2, 0.0)
     method = f"cluster-robust over {ratio.clusters} {unit}; a z-score is its own interval"
     gaps = [
@@ -279,7 +272,7 @@ def _concentration_gaps(sums: MismatchSums) -> list[Gap]:
     edges = layout.RATIO_BINS.edges
     middle = np.append(0.5 * (edges[:-2] + edges[1:-1]), edges[-2])
     middle[0] = 0.0
-    total = float(sums.table.total()[Sum.ELL_ABS])
+    total = sums.totals()["ell_abs"]
     ids = np.sort(sums.by_id)[::-1]
     shares = {
         "top_1pct_token_share": (

@@ -62,7 +62,6 @@ SEQUENCE_COLUMNS = (
     "seq_outside",  # share of ratios above the upper threshold
     "seq_mult_error",  # mean e^|ℓ|
     "seq_catastrophic",  # has a token with e^ℓ < 1e-4
-    "seq_ratio_above_3",
     "seq_ratio_kept_3",  # e^Σℓ where it is at most 3, else 0 (not clamped)
 )
 SEQUENCE_EXTREMES = ("seq_diff", "seq_mult_error", "seq_ratio_kept_3")
@@ -144,6 +143,19 @@ class MismatchSums:
             lags=self.lags + other.lags,
             worst=tuple(sorted([*self.worst, *other.worst], key=WorstSequence.rank)[:WORST]),
         )
+
+    @property
+    def cluster_unit(self) -> str:
+        """What a cluster is, in words."""
+        return "prompt groups" if "group" in self.columns else "sequences"
+
+    def by_cluster(self, column: str) -> Array:
+        """A column of ``table`` by name, one value a cluster."""
+        return np.asarray(self.table.sums[:, table_columns(self.correction).index(column)])
+
+    def totals(self) -> dict[str, float]:
+        """Every column of ``table`` by name, summed over clusters."""
+        return dict(zip(table_columns(self.correction), map(float, self.table.total()), strict=True))
 
     def worst_trace(self) -> TokenTrace | None:
         """The sequences that carry most of k3, worst first; ``None`` without any that differ."""
@@ -334,7 +346,6 @@ def _derive(sums: Array) -> tuple[Array, Array, Array]:
             sums[:, Sum.WEIGHT_HIGH] / tokens,
             mult_error,
             (sums[:, Sum.CATASTROPHIC] > 0).astype(np.float64),
-            (raw_ratio > 3.0).astype(np.float64),
             kept,
         ],
         axis=1,
